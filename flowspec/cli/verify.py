@@ -24,7 +24,7 @@ from flowspec.proof.prove import (
     Proof,
     ProofPlan,
     load_blocks,
-    load_shares,
+    load_tap_shares,
     prove,
 )
 from flowspec.strategies import build
@@ -68,7 +68,7 @@ def verify(wanted: Wanted) -> int:
         drafter = load_sources(draft, target, dtype=wanted.draft_dtype, device=str(placing.device))
         tokenizer = Tokenizer(target)
         encoded = [tokenizer.encode(prompt, raw=False) for prompt in prompts]
-        shares = load_shares(blocks, ranges, taps_of(draft, target))
+        shares = load_tap_shares(blocks, ranges, taps_of(draft, target))
         proof = prove(target, blocks, drafter, encoded, plan, line.update, shares)
     if wanted.as_json:
         said = dataclasses.asdict(proof) | {

@@ -115,7 +115,7 @@ def _ask(client: redis.Redis, url: str, private: bool) -> BrokerFacts:
 
 def _nodes(client: redis.Redis) -> int:
     try:
-        answer: Any = client.execute_command("CLUSTER INFO")
+        answer: Any = client.execute_command("CLUSTER INFO")  # type: ignore[no-untyped-call]
     except redis.ResponseError:
         return 0
     return int(answer["cluster_known_nodes"])

@@ -151,7 +151,7 @@ def load_blocks(
     ]
 
 
-def load_shares(
+def load_tap_shares(
     blocks: Sequence[LayerBlock], ranges: Sequence[range], taps: Taps | None
 ) -> list[TapShares]:
     """The blocks' shares of a drafter's sum; empty: it reads no hidden rows inside the target."""

@@ -22,7 +22,7 @@ def expected_tbt(
     (n - 1 is defensible). Source: SpecPipe, ``max(t) + (1 - accuracy) * sum(t)``.
     """
     check_all_seconds("step_seconds", step_seconds)
-    check_share("accuracy", accuracy)
+    check_fraction("accuracy", accuracy)
     steps = len(step_seconds)
     refill = steps if refill is None else refill
     check_at_least_0("refill", refill)
@@ -72,6 +72,6 @@ def check_at_least_0(name: str, value: float) -> None:
         raise ConfigError(f"{name} is {value}; expected a number, 0 or more")
 
 
-def check_share(name: str, value: float) -> None:
+def check_fraction(name: str, value: float) -> None:
     if not 0 <= value <= 1:
         raise ConfigError(f"{name} is {value}; expected a share between 0 and 1")

@@ -13,8 +13,8 @@ from flowspec.errors import ConfigError
 from flowspec.strategies.expected_tbt import (
     check_all_seconds,
     check_at_least_0,
+    check_fraction,
     check_seconds,
-    check_share,
 )
 
 
@@ -108,7 +108,7 @@ def pipespec_limit(acceptance: float, window: int) -> float:
 
 
 def _drafts(acceptance: float, window: int) -> None:
-    check_share("acceptance", acceptance)
+    check_fraction("acceptance", acceptance)
     if window < 0:
         raise ConfigError(f"window is {window}; expected 0 or more")
 

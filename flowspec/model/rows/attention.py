@@ -82,15 +82,15 @@ def exact_attention(
         parts = [
             exact_attention(
                 module,
-                query[:, :, share.rows],
-                share.keys,
-                share.values,
-                share.bias,
+                query[:, :, own.rows],
+                own.keys,
+                own.values,
+                own.bias,
                 scaling=scaling,
                 softcap=softcap,
                 s_aux=s_aux,
             )[0]
-            for share in ragged.shares(
+            for own in ragged.by_job(
                 module.layer_idx, query.shape[1] // key.shape[1], attention_mask
             )
         ]
@@ -155,7 +155,7 @@ def library_attention(
         sdpa_attention_forward(
             module, query[:, :, own.rows], own.keys, own.values, own.bias.clone(), **more
         )[0]
-        for own in ragged.shares(module.layer_idx, 1, attention_mask)
+        for own in ragged.by_job(module.layer_idx, 1, attention_mask)
     ]
     return torch.cat(parts, dim=1), None
 

@@ -27,8 +27,8 @@ _TOLERANCE = 0.05
 _SEED = 9
 
 
-class Share(NamedTuple):
-    """One job's share of a pass in one layer.
+class JobAttention(NamedTuple):
+    """What one job of a pass attends with, and to, in one layer.
 
     ``rows``: of all rows. ``keys``, ``values``: all that it attends to with a mask, ``[1, key
     heads, slots, head_dim]``. ``bias``: its mask, in four dimensions.
@@ -65,14 +65,14 @@ class RaggedLayer(CacheLayerMixin):
         ]
         return key_states, value_states
 
-    def shares(self, biases: torch.Tensor, shared: int) -> Iterator[Share]:
-        """Every job's share. ``biases``: as ``joined``'s; ``shared``: mask rows of each row."""
+    def by_job(self, biases: torch.Tensor, shared: int) -> Iterator[JobAttention]:
+        """Every job's. ``biases``: as ``joined``'s; ``shared``: mask rows of each row."""
         flat = biases.flatten()
         begin = 0
         for rows, (keys, values) in zip(self._spans, self._kept, strict=True):
             height = shared * (rows.stop - rows.start)
             end = begin + height * keys.shape[2]
-            yield Share(rows, keys, values, flat[begin:end].view(1, 1, height, -1))
+            yield JobAttention(rows, keys, values, flat[begin:end].view(1, 1, height, -1))
             begin = end
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -97,10 +97,10 @@ class RaggedCache(Cache):
         by_layer = zip(*(cache.layers for cache in caches), strict=True)
         super().__init__(layers=[RaggedLayer(layers, self.spans) for layers in by_layer])
 
-    def shares(self, layer: int, shared: int, biases: torch.Tensor) -> Iterator[Share]:
-        """Every job's share in ``layer``; the rest as for ``RaggedLayer.shares``."""
+    def by_job(self, layer: int, shared: int, biases: torch.Tensor) -> Iterator[JobAttention]:
+        """Every job's in ``layer``; the rest as for ``RaggedLayer.by_job``."""
         known: Any = self.layers[layer]
-        found: Iterator[Share] = known.shares(biases, shared)
+        found: Iterator[JobAttention] = known.by_job(biases, shared)
         return found
 
 
@@ -141,7 +141,7 @@ def hands_through(block: Any) -> bool:
 
 
 def joined(biases: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The jobs' masks one after the other, ``[1, 1, 1, values]``, for ``RaggedLayer.shares``.
+    """The jobs' masks one after the other, ``[1, 1, 1, values]``, for ``RaggedLayer.by_job``.
 
     In four dimensions the library hands a mask through to the attention as it is.
     """
