@@ -1,8 +1,10 @@
 """How long a text pauses when a process is killed, and how long a pipeline takes to start.
 
-    python -m ops.bench.recovery [--kills 12] [--starts 20] [--busy 8]
+    python -m ops.bench.recovery [--target DIR --draft ngram] [--only verify-1] [--kills 12]
+        [--starts 20] [--busy 8]
 
-Real processes with the packaged pair on two stages, supervised as by `flowspec up`. A process is
+Real processes with a model, by default the packaged pair, on two stages, supervised as by
+`flowspec up`. A process is
 killed (SIGKILL) in the middle of a text; *pause*: the longest time between two pieces of this text
 from then on, at its reader. A *spare* waits beside with the weights of both stages. Every text is
 compared with one before any kill; *other texts* counts those that differ. Without a kill: the same
@@ -43,18 +45,18 @@ READY_SECONDS = 60.0
 UNDISTURBED = "none"
 
 
-def pauses(role: str, kills: int, *, spare: bool) -> tuple[list[float], int]:
+def pauses(pair: tuple[str, str], role: str, kills: int, *, spare: bool) -> tuple[list[float], int]:
     """Seconds of the longest pauses of ``kills`` texts, and how many texts were others.
 
-    ``role``: whose process is killed. Each time in a new pipeline, as a process that has stopped
-    before waits for a while until it is started again.
+    ``pair``: target and draft. ``role``: whose process is killed. Each time in a new pipeline, as a
+    process that has stopped before waits for a while until it is started again.
     """
     found: list[float] = []
     others = 0
     for _ in range(kills):
         with (
             tempfile.TemporaryDirectory() as kept,
-            pipeline(Path(kept), spare=spare) as cluster,
+            pipeline(pair, Path(kept), spare=spare) as cluster,
             Client(cluster.url) as client,
         ):
             wanted, _ = text(client)
@@ -65,9 +67,9 @@ def pauses(role: str, kills: int, *, spare: bool) -> tuple[list[float], int]:
 
 
 @contextmanager
-def pipeline(kept: Path, *, spare: bool) -> Iterator[Cluster]:
+def pipeline(pair: tuple[str, str], kept: Path, *, spare: bool) -> Iterator[Cluster]:
     """A pipeline whose broker keeps its data in ``kept``, and a spare of its stages."""
-    with Cluster(Setup(*default_pair(), STAGES, persist=kept)) as cluster:
+    with Cluster(Setup(*pair, STAGES, persist=kept)) as cluster:
         if not spare:
             yield cluster
             return
@@ -114,7 +116,7 @@ def _pid(cluster: Cluster, client: Client, role: str) -> int:
     return int(client.workers()[role]["pid"])
 
 
-def starts(number: int, busy: int) -> list[float]:
+def starts(pair: tuple[str, str], number: int, busy: int) -> list[float]:
     """Seconds of ``number`` starts beside ``busy`` endless loops a core."""
     cores = os.cpu_count() or 1
     loops = [
@@ -124,7 +126,7 @@ def starts(number: int, busy: int) -> list[float]:
     try:
         for _ in range(number):
             began = time.monotonic()
-            with Cluster(Setup(*default_pair(), STAGES)):
+            with Cluster(Setup(*pair, STAGES)):
                 found.append(time.monotonic() - began)
     finally:
         for loop in loops:
@@ -140,23 +142,29 @@ def row(name: str, seconds: Sequence[float]) -> str:
 
 def main() -> None:
     parser = Parser(prog="python -m ops.bench.recovery", description=(__doc__ or ""))
+    parser.add_argument("--target", default=default_pair()[0], metavar="FOLDER", help="(packaged)")
+    parser.add_argument("--draft", default=default_pair()[1], help="drafter (packaged)")
+    parser.add_argument("--only", default="", help="roles whose name has this in it (all)")
     parser.add_argument("--kills", type=count, default=12, help="of each role (12)")
     parser.add_argument("--starts", type=count, default=20, help="of each kind (20)")
     parser.add_argument("--busy", type=count, default=8, help="endless loops a core (8)")
     given = parser.parse_args()
+    pair = (given.target, given.draft)
     print(f"{machine_line()}; two stages, texts of {TOKENS} tokens by `{STRATEGY}`\n")
     print("| killed | times | pause, median s | 95% s | most s | other texts |")
     print("|---|---|---|---|---|---|")
     verify = [f"verify-{stage}" for stage in range(1, STAGES + 1)]
     plain = [(role, False) for role in (UNDISTURBED, "scheduler", "draft", *verify, BROKER)]
     for role, spare in (*plain, *((role, True) for role in verify)):
-        seconds, others = pauses(role, given.kills, spare=spare)
+        if given.only not in role:
+            continue
+        seconds, others = pauses(pair, role, given.kills, spare=spare)
         name = f"{role}, with a spare" if spare else role
         print(f"{row(name, seconds)} {others} |", flush=True)
     print("\n| start | times | median s | 95% s | most s |")
     print("|---|---|---|---|---|")
-    print(row("alone", starts(given.starts, 0)), flush=True)
-    print(row(f"beside {given.busy} loops a core", starts(given.starts, given.busy)))
+    print(row("alone", starts(pair, given.starts, 0)), flush=True)
+    print(row(f"beside {given.busy} loops a core", starts(pair, given.starts, given.busy)))
 
 
 if __name__ == "__main__":
