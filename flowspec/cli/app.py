@@ -651,5 +651,11 @@ def _main() -> None:
     except FlowSpecError as error:
         sys.stderr.write(f"flowspec: {error}\n")
         sys.exit(1)
+    except OSError as error:
+        if error.filename is None:  # no place that a user could have named
+            raise
+        where = f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}"
+        sys.stderr.write(f"flowspec: {where}; choose another place, or change its permissions\n")
+        sys.exit(1)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)

@@ -109,3 +109,41 @@ def test_the_package_can_be_run_where_no_script_is_on_the_path() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "COMMAND" in done.stdout
+
+
+#: A place below a file, which nobody can make, root neither.
+NOWHERE = "/dev/null/none"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("up",),
+        ("generate", "hi", "--record", f"{NOWHERE}/r"),
+        ("acl", "--out", f"{NOWHERE}/a"),
+        ("plan", "--boxes", "local:1", "--out", f"{NOWHERE}/p.toml"),
+        ("profile", "--out", f"{NOWHERE}/p.toml"),
+        ("bench", "--profile", "laptop-cpu", "--out", f"{NOWHERE}/b.md"),
+        ("simulate", "hi", "--profile", f"{NOWHERE}/p.toml"),
+        ("shard", NOWHERE, "--out", f"{NOWHERE}/s"),
+        ("convert", f"{NOWHERE}.gguf", "--out", f"{NOWHERE}/c"),
+        ("replay", NOWHERE),
+        ("generate", "--prompts", NOWHERE),
+        ("generate", "hi", "--target", NOWHERE),
+        ("serve", "--api-key-file", NOWHERE),
+        ("up", "--cluster", NOWHERE),
+        ("verify", NOWHERE),
+        ("down",),
+        ("--install-completion", "bash"),
+    ],
+    ids=" ".join,
+)
+def test_a_place_that_cannot_be_is_one_line(
+    command: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    for name in ("HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, NOWHERE)
+    status, out, err = command(*words)
+    assert status in (1, 2)
+    assert out == ""
+    assert err.startswith("flowspec: ") and err.count("\n") == 1
