@@ -198,16 +198,25 @@ class Process:
     def free_role(self, roles: Iterable[str]) -> str | None:
         """Wait until one of ``roles`` has no holder at two looks; None: a signal asks to stop.
 
-        The pipeline's own workers, which are only starting, come first that way.
+        The pipeline's own workers, which are only starting, come first that way. But from one that
+        is started again for a role that was served, and still loads, the role is taken.
         """
         wanted = tuple(roles)
         before: set[str] = set()
+        ready: set[str] = set()
         while not self._stopped:
             time.sleep(_SPARE_LOOK_SECONDS)
             try:
                 with closing(self.control()) as control:
                     held = control.claims()
                     served = "scheduler" in held
+                    for role in wanted:
+                        state = held[role].facts.get(STATE) if role in held else ""
+                        if state == READY:
+                            ready.add(role)
+                        elif state == LOADING and role in ready:
+                            control.release(role, held[role].token)
+                            return role
             except BrokerError:
                 before = set()
                 continue
