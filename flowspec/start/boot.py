@@ -335,7 +335,9 @@ def run(main: Callable[[], None], role: str) -> None:
         with naming_what_is_missing():
             main()
     except FlowSpecError as error:
-        sys.stderr.write(f"flowspec {role}: {error}\n")
+        silent = isinstance(error, BrokerUnreachable) and error.silent
+        hint = "; name it by --redis-url or FLOWSPEC_REDIS_URL" if silent else ""
+        sys.stderr.write(f"flowspec {role}: {error}{hint}\n")
         sys.exit(1)
 
 

@@ -12,8 +12,12 @@ from unittest.mock import Mock
 import pytest
 import redis
 
+from flowspec.cli.places import state_file
 from flowspec.transport.connections.answers import error_of
 from tests.cli.conftest import Command
+
+#: Where no broker is.
+NOBODY = "redis://localhost:1/0"
 
 
 @pytest.mark.parametrize(
@@ -73,6 +77,22 @@ def test_a_pipeline_that_is_gone_is_named_with_what_names_it(
     status, out, err = command(*name)
     stale = "flowspec: cannot reach the broker at redis://:***@localhost:1: Connection refused; "
     assert err == stale + "FLOWSPEC_REDIS_URL names it: unset that if this pipeline is gone\n"
+
+
+def test_a_pipeline_that_up_had_started_is_said_to_have_ended(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("flowspec.transport.connections.redis_client.FIRST_SECONDS", 0.1)
+    monkeypatch.setattr("flowspec.transport.connections.connection.DEFAULT_URL", NOBODY)
+    monkeypatch.setattr("flowspec.async_client.DEFAULT_URL", NOBODY)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert "has ended" not in command("status")[2]
+    state_file().parent.mkdir()
+    state_file().write_text('{"pid": 4194305, "url": "unix:///gone"}')
+    status, _, err = command("status")
+    assert status == 1
+    assert "refused; the pipeline that `flowspec up` started has ended; start a pipeline" in err
+    assert "has ended" not in command("status", "--redis-url", "redis://localhost:1/2")[2]
 
 
 def test_a_broker_that_answers_is_the_one_that_was_meant(

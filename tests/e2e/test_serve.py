@@ -100,6 +100,7 @@ def test_a_gateway_without_broker_says_so_in_one_line() -> None:
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("flowspec gateway: cannot reach the broker at redis://localhost:1/0")
+    assert line.endswith("; name it by --redis-url or FLOWSPEC_REDIS_URL")
 
 
 @pytest.mark.gate

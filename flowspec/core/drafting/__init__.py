@@ -1,0 +1,1 @@
+"""Growths of the tree, a drafter's KV cache, calibration of its values."""

@@ -1,0 +1,1 @@
+"""The draft worker's machine: which runs begin, share passes and end."""

@@ -1,0 +1,1 @@
+"""Rows that are kept of ended jobs, and which of them a prompt begins with."""

@@ -1,0 +1,1 @@
+"""What travels and what is agreed on: addresses, messages, work, task graph, ledger."""

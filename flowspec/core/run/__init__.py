@@ -1,0 +1,1 @@
+"""What a run is: its key, its job's spec, limits, sampling, history kept across jobs."""

@@ -1,0 +1,1 @@
+"""One run at the draft worker; what a strategy is."""

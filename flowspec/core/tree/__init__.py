@@ -1,0 +1,1 @@
+"""The token tree: status of every node, acceptance, segments, which rows live."""

@@ -146,7 +146,10 @@ class PrivateBroker:
             self._run(binary, config)
         except OSError as error:
             self.stop()
-            raise BrokerError(f"the private server cannot be started: {error}") from None
+            where = f" in {error.filename}" if error.filename else ""
+            raise BrokerError(
+                f"the private server cannot be started{where}: {error.strerror}"
+            ) from None
         except BaseException:
             self.stop()
             raise
