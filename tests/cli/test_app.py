@@ -154,7 +154,6 @@ NOWHERE = "/dev/null/none"
         ("up", "--cluster", NOWHERE),
         ("verify", NOWHERE),
         ("down",),
-        ("--install-completion", "bash"),
     ],
     ids=" ".join,
 )
