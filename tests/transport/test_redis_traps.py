@@ -465,3 +465,13 @@ def test_a_broker_that_cannot_be_reached_is_named_without_its_password() -> None
     with pytest.raises(FlowSpecError) as raised:
         RedisControl(url, Keys())
     assert "hunter2" not in str(raised.value).replace("***", "")
+
+
+@pytest.mark.parametrize("part", [None, True, [1], {"a": 1}])
+def test_what_is_no_text_is_no_part_of_a_command(server: PrivateBroker, part: object) -> None:
+    """As with redis-py, whose packer is given another encoder here."""
+    client = connect(server.url)
+    with pytest.raises(redis.DataError):
+        client.execute_command("SET", "key", part)
+    assert client.exists("key") == 0
+    client.close()

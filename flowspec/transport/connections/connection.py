@@ -68,8 +68,13 @@ def connect(url: str) -> redis.Redis:
     return redis.Redis(connection_pool=pool)
 
 
-def _encoded(part: str | bytes | memoryview | float) -> bytes | memoryview:
-    return part if isinstance(part, bytes | memoryview) else str(part).encode()
+def _encoded(part: object) -> bytes | memoryview:
+    """``part`` of a command; DataError for what has no one form as text, as redis-py has it."""
+    if isinstance(part, bytes | memoryview):
+        return part
+    if isinstance(part, str | int | float) and not isinstance(part, bool):
+        return str(part).encode()
+    raise redis.DataError(f"a command has a part of type {type(part).__name__}")
 
 
 @contextmanager

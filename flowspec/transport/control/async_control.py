@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from flowspec.core.run.key import RunKey
 from flowspec.transport.base import FOLLOWED_MS, roles_of
@@ -68,19 +69,19 @@ class AsyncRedisControl:
 
     async def claims(self) -> Claims:
         """As ``RedisControl.claims``."""
-        roles = ["scheduler", *roles_of(await self.pipeline())]
-        values, generations = await self._client.run(
-            ("MGET", *map(self._keys.claim, roles)), ("HGETALL", self._keys.generations)
-        )
-        return claims_of(roles, values, generations)
+        return claims_of(*await self._leases())
 
     async def lost(self) -> list[str]:
         """Roles without a lease, of which the latest holder did not say that it leaves."""
+        return lost_of(*await self._leases())
+
+    async def _leases(self) -> tuple[list[str], Any, Any]:
+        """All roles, their leases as stored, and the roles' generations."""
         roles = ["scheduler", *roles_of(await self.pipeline())]
         values, generations = await self._client.run(
             ("MGET", *map(self._keys.claim, roles)), ("HGETALL", self._keys.generations)
         )
-        return lost_of(roles, values, generations)
+        return roles, values, generations
 
     async def load(self) -> tuple[int, int]:
         """The numbers of running and of waiting jobs."""
