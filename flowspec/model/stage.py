@@ -145,7 +145,7 @@ class ModelStage:
         placements = [one.placement for one in placed]
         wanted = [one.wanted for one in placed]
         if self._taps is not None and any(wanted):
-            found = self._taps.run_together(parts, rows, caches, placements, wanted)
+            found = self._taps.run(parts, rows, caches, placements, wanted)
         else:
             hidden = self._block.run_together(parts, rows, caches, placements)
             found = [(own, to_array(own)) for own in hidden]

@@ -112,7 +112,8 @@ def returned(
     rows: RowArray | None = None
     for share, block in zip(shares, blocks, strict=True):
         part = _part(range(len(tokens)), () if rows is not None else tokens)
-        _, rows = share.run(part, rows, block.new_cache(len(tokens)))
+        cache = block.new_cache(len(tokens))
+        ((_, rows),) = share.run([part], [rows], [cache], [cache.begin_pass(part)], [True])
     assert rows is not None
     return rows
 

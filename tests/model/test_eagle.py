@@ -152,13 +152,12 @@ def predictions(head: EagleHead, rows: torch.dtype) -> list[torch.Tensor]:
     found = []
     begin = 0
     for count in (6, 1, 5):
-        given = torch.randn((2, 1, count, HIDDEN), generator=source).to(rows)
+        given = torch.randn((2, count, HIDDEN), generator=source).to(rows)
         mask = torch.zeros((count, begin + count), dtype=torch.bool)
         mask[:, : begin + 1] = True
         mask[:, begin:] |= torch.eye(count, dtype=torch.bool)
         cache.carry_out(None, begin)
-        positions = torch.full((1, count), begin)
-        found.append(head(*given, mask[None, None], positions, cache))
+        found.append(head.run(*given, [mask], [begin] * count, [cache]))
         begin += count
     return [*found, cache.storage]
 

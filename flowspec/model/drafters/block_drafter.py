@@ -58,7 +58,7 @@ from flowspec.model.rows.arrays import to_tensor
 from flowspec.model.rows.attention import LIBRARY
 from flowspec.model.rows.kept_rows import KeptRows
 from flowspec.model.rows.kv import CopiedRows, TreeCache
-from flowspec.model.rows.ragged import RaggedCache, joined
+from flowspec.model.rows.ragged import Masks, RaggedCache, for_layers
 from flowspec.model.rows.several import each_of
 from flowspec.model.weights.directory import ModelDirectory
 
@@ -100,36 +100,28 @@ class BlockLayers(torch.nn.Module):
         ``embedded`` has that shape too. ``mask`` is boolean ``[batch or 1, 1, rows, slots]``, the
         cache's slots and then the rows; the rows are appended to ``cache``.
         """
-        output = self.body(
-            inputs_embeds=embedded,
-            attention_mask={"full_attention": mask},
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-        )
-        rows: torch.Tensor = output.last_hidden_state
-        return rows
+        by_type = {"full_attention": mask}
+        return self._run(embedded, positions, attention_mask=by_type, past_key_values=cache)
 
-    def run_together(
+    def run(
         self,
         embedded: torch.Tensor,
         masks: Sequence[torch.Tensor],
         positions: Sequence[int],
-        cache: RaggedCache,
+        caches: Sequence[TreeCache],
     ) -> torch.Tensor:
-        """As a call, over the rows of several jobs, ``[rows, hidden]``, one job's behind another's.
+        """As a call, over rows of one or several jobs, ``[rows, hidden]``, one's behind another's.
 
         ``masks``: boolean, ``[rows, slots]`` of each job.
         """
-        output = self.body(
-            inputs_embeds=embedded[None],
-            attention_mask={"full_attention": joined(masks)},
-            position_ids=torch.tensor([positions], device=embedded.device),
-            past_key_values=cache,
-            use_cache=True,
-            ragged=cache,
-        )
-        rows: torch.Tensor = output.last_hidden_state[0]
+        places = torch.tensor([positions], device=embedded.device)
+        by_type: list[Masks] = [{"full_attention": mask[None, None]} for mask in masks]
+        given = for_layers(caches, [len(mask) for mask in masks], by_type)
+        return self._run(embedded[None], places, **given)[0]
+
+    def _run(self, embedded: torch.Tensor, positions: torch.Tensor, **given: Any) -> torch.Tensor:
+        output = self.body(inputs_embeds=embedded, position_ids=positions, use_cache=True, **given)
+        rows: torch.Tensor = output.last_hidden_state
         return rows
 
     def new_cache(self, capacity: int, dtype: torch.dtype, device: torch.device) -> TreeCache:
@@ -334,14 +326,8 @@ class BlockDrafter:
         positions = [place for blocks in taken for block in blocks for place in block.positions]
         embedded = self._embedding[tokens]
         caches = [one.state.cache for one in drafts]
+        rows = self._layers.run(embedded, masks, positions, caches)
         counts = [len(mask) for mask in masks]
-        rows: torch.Tensor
-        if len(drafts) == 1:
-            places = torch.tensor([positions], device=device)
-            rows = self._layers(embedded[None], masks[0][None, None], places, caches[0])[0]
-        else:
-            ragged = RaggedCache(caches, counts)
-            rows = self._layers.run_together(embedded, masks, positions, ragged)
         for one, blocks, own in zip(drafts, taken, torch.split(rows, counts), strict=True):
             one.outputs.append(own[_asked(blocks)])
 

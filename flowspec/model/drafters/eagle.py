@@ -42,7 +42,7 @@ from flowspec.model.rows.kept_rows import KeptRows
 from flowspec.model.rows.kv import CopiedRows, TreeCache
 from flowspec.model.rows.masks import full_mask
 from flowspec.model.rows.placement import Placement
-from flowspec.model.rows.ragged import RaggedCache, joined
+from flowspec.model.rows.ragged import for_layers
 from flowspec.model.rows.several import each_of
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.stored_weight import StoredWeight
@@ -83,52 +83,41 @@ class EagleHead(torch.nn.Module):
         positions: torch.Tensor,
         cache: Any,
     ) -> torch.Tensor:
-        """The rows' predicted features, ``[batch, rows, hidden]``.
+        """The rows' predicted features, ``[batch, rows, hidden]``, by the library's layers.
 
         ``embedded`` (the rows' tokens) and ``features`` (their parents') have that shape too.
-        ``mask`` is boolean ``[1, 1, rows, slots]``, ``positions`` is ``[1, rows]``. The rows' keys
-        and values are appended to ``cache``, a ``transformers`` cache.
+        ``mask`` is ``[1, 1, rows, slots]``, as the attention takes it; ``positions`` is ``[1,
+        rows]``. The rows' keys and values are appended to ``cache``, a ``transformers`` cache.
         """
         entering = self.fc(torch.cat((embedded, features), dim=-1))
-        if self.config._attn_implementation == EXACT:
-            shared = self.config.num_attention_heads // self.config.num_key_value_heads
-            mask = bias_of(mask[0, 0].numpy(), shared, mask.device)
-        if self.lean is not None:
-            return self.lean.run(entering[0], positions[0].tolist(), mask, cache).unsqueeze(0)
-        output = self.body(
-            inputs_embeds=entering,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-        )
-        predicted: torch.Tensor = output.last_hidden_state
-        return predicted
+        return self._by_library(entering, positions, past_key_values=cache, attention_mask=mask)
 
-    def run_together(
+    def run(
         self,
         embedded: torch.Tensor,
         features: torch.Tensor,
         masks: Sequence[torch.Tensor],
         positions: Sequence[int],
-        cache: RaggedCache,
+        caches: Sequence[TreeCache],
     ) -> torch.Tensor:
-        """As ``FeatureHead.run_together``."""
+        """As ``FeatureHead.run``."""
         entering = self.fc(torch.cat((embedded, features), dim=-1))
+        counts = [len(mask) for mask in masks]
         if self.config._attn_implementation == EXACT:
             shared = self.config.num_attention_heads // self.config.num_key_value_heads
-            masks = [bias_of(mask.numpy(), shared, mask.device) for mask in masks]
+            given = [bias_of(mask.numpy(), shared, mask.device) for mask in masks]
+        else:
+            given = [mask[None, None] for mask in masks]
         if self.lean is not None:
-            return self.lean.run_ragged(entering, positions, masks, cache)
-        output = self.body(
-            inputs_embeds=entering[None],
-            attention_mask=joined(masks),
-            position_ids=torch.tensor([positions], device=entering.device),
-            past_key_values=cache,
-            use_cache=True,
-            ragged=cache,
-        )
-        predicted: torch.Tensor = output.last_hidden_state[0]
+            return self.lean.run(entering, positions, counts, given, caches)
+        places = torch.tensor([positions], device=entering.device)
+        return self._by_library(entering[None], places, **for_layers(caches, counts, given))[0]
+
+    def _by_library(
+        self, entering: torch.Tensor, positions: torch.Tensor, **more: Any
+    ) -> torch.Tensor:
+        output = self.body(inputs_embeds=entering, position_ids=positions, use_cache=True, **more)
+        predicted: torch.Tensor = output.last_hidden_state
         return predicted
 
     def new_cache(
@@ -163,28 +152,19 @@ class FeatureHead(Protocol):
         self, capacity: int, dtype: torch.dtype, device: torch.device | None
     ) -> TreeCache: ...
 
-    def __call__(
-        self,
-        embedded: torch.Tensor,
-        features: torch.Tensor,
-        mask: torch.Tensor,
-        positions: torch.Tensor,
-        cache: Any,
-    ) -> Any:
-        """As ``EagleHead.forward``."""
-        ...
-
-    def run_together(
+    def run(
         self,
         embedded: torch.Tensor,
         features: torch.Tensor,
         masks: Sequence[torch.Tensor],
         positions: Sequence[int],
-        cache: RaggedCache,
+        caches: Sequence[TreeCache],
     ) -> torch.Tensor:
-        """As a call, over the rows of several jobs, ``[rows, hidden]``, one job's behind another's.
+        """Predicted features of the rows of one or several jobs, one's behind another's.
 
-        ``masks``: boolean, ``[rows, slots]`` of each job.
+        They, ``embedded`` (the rows' tokens) and ``features`` (their parents') are ``[rows,
+        hidden]``. ``masks``: boolean, ``[rows, slots]`` of each job. The rows' keys and values are
+        appended to its cache.
         """
         ...
 
@@ -370,14 +350,7 @@ class EagleDrafter:
         )
         embedded = self._embedding[tokens]
         caches = [one.placed.state.cache for one in wave]
-        predicted: torch.Tensor
-        if len(wave) == 1:
-            places = torch.tensor([positions], device=device)
-            given = (embedded[None], features[None], masks[0][None, None], places, caches[0])
-            predicted = self._head(*given)[0]
-        else:
-            ragged = RaggedCache(caches, [len(one.rows) for one in wave])
-            predicted = self._head.run_together(embedded, features, masks, positions, ragged)
+        predicted = self._head.run(embedded, features, masks, positions, caches)
         found = torch.split(predicted, [len(one.rows) for one in wave])
         for one, rows in zip(wave, found, strict=True):
             one.placed.state.predicted.update(zip(one.of(one.placed.part.ids), rows, strict=True))
@@ -488,7 +461,7 @@ def _short_path(head: EagleHead, placing: Placing) -> LeanLayers | None:
     counts = lean.TESTED
     found: list[list[torch.Tensor]] = []
     given = [
-        torch.randn((2, 1, count, head.config.hidden_size), generator=source).to(placing.rows)
+        torch.randn((2, count, head.config.hidden_size), generator=source).to(placing.rows)
         for count in counts
     ]
     for path in (None, short):
@@ -499,8 +472,8 @@ def _short_path(head: EagleHead, placing: Placing) -> LeanLayers | None:
         for count, (embedded, features) in zip(counts, given, strict=True):
             cache.carry_out(None, begin)
             mask = torch.ones((count, begin + count), dtype=torch.bool).tril(begin)
-            places = torch.arange(begin, begin + count).unsqueeze(0)
-            rows.append(head(embedded, features, mask[None, None], places, cache))
+            places = range(begin, begin + count)
+            rows.append(head.run(embedded, features, [mask], places, [cache]))
             begin += count
         found.append([*rows, cache.storage])
     head.lean = None

@@ -43,7 +43,7 @@ from flowspec.model.drafters.eagle3_layout import (
 from flowspec.model.layers.placing import Placing
 from flowspec.model.rows.attention import LIBRARY
 from flowspec.model.rows.kv import TreeCache
-from flowspec.model.rows.ragged import RaggedCache, joined
+from flowspec.model.rows.ragged import for_layers
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.tensors import read_integers
 
@@ -70,22 +70,18 @@ class Eagle3Layer(torch.nn.Module):
         self,
         embedded: torch.Tensor,
         features: torch.Tensor,
-        mask: torch.Tensor,
         rotary: tuple[torch.Tensor, torch.Tensor],
-        cache: Any,
-        **more: Any,
+        **given: Any,
     ) -> torch.Tensor:
-        """Output rows ``[batch, rows, hidden]``; parameters as ``Eagle3Head.forward``'s.
+        """Output rows ``[batch, rows, hidden]``, as ``embedded`` and ``features`` are.
 
-        ``more``: for the attention.
+        ``given``: what the attention is given, its mask and cache among it.
         """
         normed = self.hidden_norm(features)
         attended, _ = self.self_attn(
             hidden_states=torch.cat((self.input_layernorm(embedded), normed), dim=-1),
             position_embeddings=rotary,
-            attention_mask=mask,
-            past_key_values=cache,
-            **more,
+            **given,
         )
         rows = (normed if self.normed else features) + attended
         output: torch.Tensor = rows + self.mlp(self.post_attention_layernorm(rows))
@@ -122,22 +118,24 @@ class Eagle3Head(torch.nn.Module):
     ) -> torch.Tensor:
         """The rows' output rows, ``[batch, rows, hidden]``; parameters as ``EagleHead``'s."""
         rotary = self.rotary(features, position_ids=positions)
-        output: torch.Tensor = self.midlayer(embedded, features, mask, rotary, cache)
+        given = {"attention_mask": mask, "past_key_values": cache}
+        output: torch.Tensor = self.midlayer(embedded, features, rotary, **given)
         return output
 
-    def run_together(
+    def run(
         self,
         embedded: torch.Tensor,
         features: torch.Tensor,
         masks: Sequence[torch.Tensor],
         positions: Sequence[int],
-        cache: RaggedCache,
+        caches: Sequence[TreeCache],
     ) -> torch.Tensor:
-        """As ``eagle.FeatureHead.run_together``."""
+        """As ``eagle.FeatureHead.run``."""
         places = torch.tensor([positions], device=features.device)
         rotary = self.rotary(features, position_ids=places)
-        given = (embedded[None], features[None], joined(masks), rotary, cache)
-        output: torch.Tensor = self.midlayer(*given, ragged=cache)[0]
+        counts = [len(mask) for mask in masks]
+        given = for_layers(caches, counts, [mask[None, None] for mask in masks])
+        output: torch.Tensor = self.midlayer(embedded[None], features[None], rotary, **given)[0]
         return output
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:

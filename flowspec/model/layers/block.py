@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,12 +29,9 @@ from flowspec.model.rows.kv import TreeCache
 from flowspec.model.rows.masks import full_mask, windowed
 from flowspec.model.rows.paged import PagedStore, RowCache
 from flowspec.model.rows.placement import Placement
-from flowspec.model.rows.ragged import RaggedCache, hands_through, joined
+from flowspec.model.rows.ragged import Masks, for_layers, hands_through
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.families import TESTED_FAMILIES
-
-#: What a pass's rows attend to, as ``attention.bias_of`` returns it; by layer type if needed.
-Masks = torch.Tensor | dict[str, torch.Tensor]
 
 
 def tensor_prefixes(directory: ModelDirectory, layers: range) -> tuple[str, ...]:
@@ -205,22 +201,7 @@ class LayerBlock(torch.nn.Module):
     @torch.inference_mode()
     def run(self, part: Part, rows: RowArray | None, cache: RowCache) -> torch.Tensor:
         """Hidden rows after this block (in the last one, after the norm), ``[rows, hidden]``."""
-        return self._alone(part, rows, cache, cache.begin_pass(part))
-
-    def _alone(
-        self, part: Part, rows: RowArray | None, cache: RowCache, placement: Placement
-    ) -> torch.Tensor:
-        given = self._given(part, rows)
-        mask = self._mask(placement, len(part.ids))
-        began = time.thread_time()
-        if self.lean is not None:
-            whole = mask["full_attention"] if isinstance(mask, dict) else mask
-            embedded = self.body.embed_tokens(given) if rows is None else given
-            hidden = self.lean.run(embedded, part.positions, whole, cache)
-        else:
-            positions = torch.tensor([part.positions], device=self.device)
-            hidden = self._by_library(given, positions, mask, {"past_key_values": cache})
-        self.seconds += time.thread_time() - began
+        (hidden,) = self.run_together([part], [rows], [cache], [cache.begin_pass(part)])
         return hidden
 
     @torch.inference_mode()
@@ -233,28 +214,29 @@ class LayerBlock(torch.nn.Module):
     ) -> list[torch.Tensor]:
         """``run`` for parts of several jobs, whose rows go through the linear layers together.
 
-        ``rows``: of all parts, or of none. ``placements``: what ``begin_pass`` of each cache, which
-        must have been called, has returned.
+        Several parts only where the block ``joins``. ``rows``: of all parts, or of none.
+        ``placements``: what ``begin_pass`` of each cache, which must have been called, has
+        returned.
         """
-        if len(parts) == 1 or not self.joins:
-            alone = zip(parts, rows, caches, placements, strict=True)
-            return [self._alone(*one) for one in alone]
         given = torch.cat([self._given(*pair) for pair in zip(parts, rows, strict=True)])
         counts = [len(part.ids) for part in parts]
         masks = [self._mask(*pair) for pair in zip(placements, counts, strict=True)]
         positions = [position for part in parts for position in part.positions]
-        ragged = RaggedCache(caches, counts)
         began = time.thread_time()
         if self.lean is not None:
             embedded = given if given.is_floating_point() else self.body.embed_tokens(given)
             whole = [mask["full_attention"] if isinstance(mask, dict) else mask for mask in masks]
-            hidden = self.lean.run_ragged(embedded, positions, whole, ragged)
+            hidden = self.lean.run(embedded, positions, counts, whole, caches)
         else:
-            places = torch.tensor([positions], device=self.device)
-            more = {"past_key_values": ragged, "ragged": ragged}
-            hidden = self._by_library(given, places, _joined_masks(masks), more)
+            name = "inputs_embeds" if given.is_floating_point() else "input_ids"
+            hidden = self.body(
+                **{name: given[None]},
+                position_ids=torch.tensor([positions], device=self.device),
+                use_cache=True,
+                **for_layers(caches, counts, masks),
+            ).last_hidden_state[0]
         self.seconds += time.thread_time() - began
-        return [hidden[span] for span in ragged.spans]
+        return list(torch.split(hidden, counts))
 
     def _given(self, part: Part, rows: RowArray | None) -> torch.Tensor:
         """The part's tokens, or its rows into the first layer, ``[rows, hidden]``.
@@ -269,20 +251,6 @@ class LayerBlock(torch.nn.Module):
             return torch.tensor(tokens, device=self.device)
         kept = rows if len(part.offsets) == len(rows) else rows[list(part.offsets)]
         return to_tensor(kept, self.dtype, self.device)
-
-    def _by_library(
-        self,
-        given: torch.Tensor,
-        positions: torch.Tensor,
-        mask: Masks,
-        more: dict[str, Any],
-    ) -> torch.Tensor:
-        """The rows after the library's layers. ``more``: the caches, and what attention needs."""
-        name = "inputs_embeds" if given.is_floating_point() else "input_ids"
-        inputs = {name: given.unsqueeze(0), **more}
-        output = self.body(**inputs, position_ids=positions, attention_mask=mask, use_cache=True)
-        hidden: torch.Tensor = output.last_hidden_state[0]
-        return hidden
 
     def _mask(self, placement: Placement, new: int) -> Masks:
         """The masks of the ``new`` rows as ``attention.bias_of`` returns them, by layer type if
@@ -314,15 +282,6 @@ class LayerBlock(torch.nn.Module):
         logits: torch.Tensor = head(hidden.to(self.placing.head_rows))
         self.seconds += time.thread_time() - began
         return logits
-
-
-def _joined_masks(masks: Sequence[Masks]) -> Masks:
-    """The masks of several jobs as one, by layer type if they are."""
-    first = masks[0]
-    if isinstance(first, dict):
-        by_type = {name: [mask[name] for mask in masks if isinstance(mask, dict)] for name in first}
-        return {name: joined(found) for name, found in by_type.items()}
-    return joined([mask for mask in masks if isinstance(mask, torch.Tensor)])
 
 
 def _key_heads(config: PretrainedConfig) -> int:

@@ -23,7 +23,7 @@ from flowspec.model.layers.linear import KernelLinear
 from flowspec.model.rows.attention import EXACT, EXACT_DEVICES, weighted
 from flowspec.model.rows.kv import Slots
 from flowspec.model.rows.paged import RowCache
-from flowspec.model.rows.ragged import RaggedCache, joined
+from flowspec.model.rows.ragged import for_layers
 
 #: The environment variable with which a user turns the short path off, and its values.
 VARIABLE = "FLOWSPEC_LAYERS"
@@ -66,54 +66,45 @@ class LeanLayer:
         self._activate: Rows = mlp.act_fn
 
     def run(
-        self, hidden: torch.Tensor, slots: Slots, turn: torch.Tensor, bias: torch.Tensor
-    ) -> torch.Tensor:
-        """``hidden``, ``[rows, hidden]``, after this layer; the rows' keys and values are kept.
-
-        ``turn``: as ``Turns.at``'s. ``bias``: as ``bias_of``'s, ``[1, 1, shared x rows, slots]``. A
-        lone row may come as two equal ones, of which one has keys, values and attention.
-        """
-        return self._after(hidden, self._attend(self._norms[0](hidden), slots, turn, bias))
-
-    def run_ragged(
         self,
         hidden: torch.Tensor,
         slots: Sequence[Slots],
         turn: torch.Tensor,
         biases: Sequence[torch.Tensor],
     ) -> torch.Tensor:
-        """As ``run``, over the rows of several jobs, each with its ``slots`` and its bias."""
-        rows, turning = self._heads_of(self._norms[0](hidden), hidden.shape[0], turn)
-        new = torch.stack((turning[self._heads :], rows[:, self._turning :].transpose(0, 1)))
+        """``hidden``, ``[rows, hidden]``, after this layer; the rows' keys and values are kept.
+
+        ``slots``: of each job whose rows these are, one's behind another's. ``turn``: as
+        ``Turns.at``'s. ``biases``: as ``bias_of``'s, ``[1, 1, shared x rows, slots]``, of each job.
+        A lone row may come as two equal ones, of which one has keys, values and attention.
+        """
+        between = self._norms[1]
+        hidden = hidden + self._o(self._attend(self._norms[0](hidden), slots, turn, biases))
+        gate, up = self._gate_up(between(hidden))
+        return hidden + self._down(self._activate(gate) * up)
+
+    def _attend(
+        self,
+        rows: torch.Tensor,
+        slots: Sequence[Slots],
+        turn: torch.Tensor,
+        biases: Sequence[torch.Tensor],
+    ) -> torch.Tensor:
+        """Attention of ``rows`` to the kept ones, ``[rows, heads x head_dim]``."""
+        count = turn.shape[0]
+        heads, turning = self._heads_of(rows, count, turn)
+        new = turning[self._heads :], heads[:, self._turning :].transpose(0, 1)
         queries = turning[: self._heads]
         found = rows.new_empty((rows.shape[0], self._heads, self._size))
         begin = 0
         for own, bias in zip(slots, biases, strict=True):
             end = begin + own.added
-            own.write(*new[:, :, begin:end])
-            wide = attend(queries[:, begin:end], own, bias[0], self._scale)
-            found[begin:end].copy_(wide)
+            own.write(*(part[:, begin:end] for part in new))
+            found[begin:end].copy_(attend(queries[:, begin:end], own, bias[0], self._scale))
             begin = end
-        return self._after(hidden, found.view(rows.shape[0], -1))
-
-    def _after(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """``hidden`` after this layer, whose attention found ``attended``."""
-        between = self._norms[1]
-        hidden = hidden + self._o(attended)
-        gate, up = self._gate_up(between(hidden))
-        return hidden + self._down(self._activate(gate) * up)
-
-    def _attend(
-        self, rows: torch.Tensor, slots: Slots, turn: torch.Tensor, bias: torch.Tensor
-    ) -> torch.Tensor:
-        """Attention of ``rows`` to the kept ones, ``[rows, heads x head_dim]``."""
-        given = rows.shape[0]
-        count = slots.added
-        heads, turning = self._heads_of(rows, count, turn)
-        slots.write(turning[self._heads :], heads[:, self._turning :].transpose(0, 1))
-        wide = attend(turning[: self._heads], slots, bias[0], self._scale)
-        found = wide.to(rows.dtype, memory_format=torch.contiguous_format).view(count, -1)
-        return found if given == count else found.expand(given, -1).contiguous()
+        if len(found) > count:
+            found[1].copy_(found[0])
+        return found.view(rows.shape[0], -1)
 
     def _heads_of(
         self, rows: torch.Tensor, count: int, turn: torch.Tensor
@@ -151,68 +142,49 @@ class LeanLayers:
         self,
         embedded: torch.Tensor,
         positions: Sequence[int],
-        mask: torch.Tensor,
-        cache: RowCache,
+        counts: Sequence[int],
+        masks: Sequence[torch.Tensor],
+        caches: Sequence[RowCache],
     ) -> torch.Tensor:
         """The rows after the final norm, ``[rows, hidden]``.
 
-        ``embedded``: rows into the first layer, ``[rows, hidden]``, at ``positions``.
+        ``embedded``: rows into the first layer, ``[rows, hidden]``, at ``positions``; ``counts`` of
+        them are of each job, which has a mask and a cache.
         """
         count = len(positions)
         turn = self._turns.at(positions, embedded)
         hidden = embedded
         if count == 1 and self._pairs:
             hidden = hidden.expand(2, -1).contiguous()
-        for at, (layer, slots) in enumerate(zip(self._layers, cache.slots(count), strict=True)):
+        by_job = [cache.slots(own) for cache, own in zip(caches, counts, strict=True)]
+        watched: dict[str, Any] = {}
+        for layer, *slots in zip(self._layers, *by_job, strict=True):
             if _is_watched(layer.watched):
-                hidden = self._by_library(at, hidden[:count], mask, cache, positions)
+                if not watched:
+                    watched = self._for_library(embedded, positions, counts, masks, caches)
+                hidden = layer.watched(hidden[None, :count], **watched)[0]
             else:
-                hidden = layer.run(hidden, slots, turn, mask)
+                hidden = layer.run(hidden, slots, turn, masks)
         if _is_watched(self._body.norm):
             return torch.as_tensor(self._body.norm(hidden[None, :count])[0])
         return self._norm(hidden)[:count]
 
-    def run_ragged(
+    def _for_library(
         self,
-        embedded: torch.Tensor,
+        rows: torch.Tensor,
         positions: Sequence[int],
+        counts: Sequence[int],
         masks: Sequence[torch.Tensor],
-        cache: RaggedCache,
-    ) -> torch.Tensor:
-        """As ``run``, over the rows of several jobs, each with its mask."""
-        turn = self._turns.at(positions, embedded)
-        counts = [rows.stop - rows.start for rows in cache.spans]
-        by_job = [own.slots(count) for own, count in zip(cache.caches, counts, strict=True)]
-        hidden = embedded
-        for at, (layer, *slots) in enumerate(zip(self._layers, *by_job, strict=True)):
-            if _is_watched(layer.watched):
-                hidden = self._by_library(at, hidden, joined(masks), cache, positions, ragged=cache)
-            else:
-                hidden = layer.run_ragged(hidden, slots, turn, masks)
-        if _is_watched(self._body.norm):
-            return torch.as_tensor(self._body.norm(hidden[None])[0])
-        return self._norm(hidden)
-
-    def _by_library(
-        self,
-        at: int,
-        hidden: torch.Tensor,
-        mask: torch.Tensor,
-        cache: RowCache | RaggedCache,
-        positions: Sequence[int],
-        **more: Any,
-    ) -> torch.Tensor:
-        places = torch.tensor([positions], device=hidden.device)
-        after: torch.Tensor = self._layers[at].watched(
-            hidden[None],
-            attention_mask=mask,
-            position_embeddings=self._body.rotary_emb(hidden, position_ids=places),
-            position_ids=places,
-            past_key_values=cache,
-            use_cache=True,
-            **more,
-        )
-        return after[0]
+        caches: Sequence[RowCache],
+    ) -> dict[str, Any]:
+        """What the library's own layers are given beside the rows."""
+        places = torch.tensor([positions], device=rows.device)
+        return {
+            "position_embeddings": self._body.rotary_emb(rows, position_ids=places),
+            "position_ids": places,
+            "use_cache": True,
+            **for_layers(caches, counts, masks),
+        }
 
 
 class Turns:

@@ -48,19 +48,8 @@ class TapShares:
             )
             reader.register_forward_pre_hook(self._adding(linear), with_kwargs=True)
 
-    def run(
-        self, part: Part, rows: RowArray | None, cache: RowCache
-    ) -> tuple[torch.Tensor, RowArray]:
-        """As ``LayerBlock.run``, with the sums beside ``rows`` if any layer before is tapped.
-
-        Also returns the rows to send: with the sums beside them, or the sums alone in the last
-        block.
-        """
-        (found,) = self.run_together([part], [rows], [cache], [cache.begin_pass(part)], [True])
-        return found
-
     @torch.inference_mode()
-    def run_together(
+    def run(
         self,
         parts: Sequence[Part],
         rows: Sequence[RowArray | None],
@@ -68,10 +57,11 @@ class TapShares:
         placements: Sequence[Placement],
         wanted: Sequence[bool],
     ) -> list[tuple[torch.Tensor, RowArray]]:
-        """As ``LayerBlock.run_together``, and ``run`` for each of the parts that are ``wanted``.
+        """As ``LayerBlock.run_together``, and each part's rows to send.
 
-        The others have no sums, and send their rows as they are. Of a block that does not join
-        several jobs' rows, one part at a time.
+        The parts that are ``wanted`` have sums beside their ``rows`` if any layer before is tapped,
+        and send them beside theirs, or alone from the last block. The others have none. Of a block
+        that does not join several jobs' rows, one part at a time.
         """
         given = [self._given(*one) for one in zip(parts, rows, wanted, strict=True)]
         self._sums = torch.cat([sums for _, sums in given])

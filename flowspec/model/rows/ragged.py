@@ -20,6 +20,9 @@ from flowspec.core.protocol.work import Part
 from flowspec.core.run.key import RunKey
 from flowspec.model.rows.paged import RowCache
 
+#: A job's mask as attention takes it, or one by type of layer.
+Masks = torch.Tensor | dict[str, torch.Tensor]
+
 #: Rows of the two jobs with which a family's layers are tried, and how far a row may be off, of the
 #: largest value: other code differs by far more, lower precisions by less.
 _TESTED = (5, 3)
@@ -140,9 +143,25 @@ def hands_through(block: Any) -> bool:
     )
 
 
-def joined(biases: Sequence[torch.Tensor]) -> torch.Tensor:
+def for_layers(
+    caches: Sequence[RowCache], counts: Sequence[int], masks: Sequence[Masks]
+) -> dict[str, Any]:
+    """What the library's layers are given for a pass over ``counts`` new rows of each job.
+
+    A single job's cache and mask go in as they are, so that families run whose layers do not hand
+    ``ragged`` through to the attention.
+    """
+    if len(caches) == 1:
+        return {"past_key_values": caches[0], "attention_mask": masks[0]}
+    ragged = RaggedCache(caches, counts)
+    return {"past_key_values": ragged, "attention_mask": joined(masks), "ragged": ragged}
+
+
+def joined(masks: Sequence[Any]) -> Any:
     """The jobs' masks one after the other, ``[1, 1, 1, values]``, for ``RaggedLayer.by_job``.
 
     In four dimensions the library hands a mask through to the attention as it is.
     """
-    return torch.cat([bias.flatten() for bias in biases]).view(1, 1, 1, -1)
+    if isinstance(masks[0], dict):
+        return {name: joined([mask[name] for mask in masks]) for name in masks[0]}
+    return torch.cat([mask.flatten() for mask in masks]).view(1, 1, 1, -1)
