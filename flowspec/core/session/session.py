@@ -16,7 +16,6 @@ turn after the drafter's pass. What a turn sends is written when it ends.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -39,21 +38,20 @@ from flowspec.core.run.history import History
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import Limits
 from flowspec.core.run.logprobs import asked_pairs
-from flowspec.core.run.share import ALONE, RunShare
+from flowspec.core.run.share import RunShare
 from flowspec.core.run.spec import JobSpec
-from flowspec.core.session.in_flight import InFlightWindow
 from flowspec.core.session.lifecycle import Event, Lifecycle, State
 from flowspec.core.session.model_chain import ModelChain
 from flowspec.core.session.outbox import Outbox
 from flowspec.core.session.pacing import TurnCause
+from flowspec.core.session.pipeline_feed import PipelineFeed
 from flowspec.core.session.round_trip import RoundTrip
 from flowspec.core.session.stats import Tally
-from flowspec.core.session.strategy import Occasion, Strategy, View
+from flowspec.core.session.strategy import Occasion, Strategy
 from flowspec.core.session.text import RunText
 from flowspec.core.tree.accept import Verdict, follow
 from flowspec.core.tree.segments import prefill_chunks
-from flowspec.core.tree.tree import Node, Status, Tree
-from flowspec.errors import JobError, StateError
+from flowspec.core.tree.tree import Node, Tree
 
 
 @dataclass(slots=True)
@@ -66,32 +64,6 @@ class AnswerDeadline:
     @property
     def until(self) -> float:
         return self.since + self.seconds
-
-
-class GrowingStep(enum.Enum):
-    """What growing the tree does next, or what it waits for.
-
-    The growth wants rows of the drafter until it is complete; a strategy may have it collected
-    before (``may_collect``), once a segment could leave. One that drafts ahead keeps a complete
-    growth until a segment can leave.
-
-        growth      wants rows   a segment   strategy           step
-                                 can leave
-        none        -            -           may grow idle      BEGIN
-        none        -            -           may not            AWAIT_ANSWER
-        there       yes          no          -                  AWAIT_DRAFTER
-        there       yes          yes         completes it       AWAIT_DRAFTER
-        there       yes          yes         may collect        COLLECT
-        there       no           no          drafts ahead       AWAIT_SLOT
-        there       no           yes         drafts ahead       COLLECT
-        there       no           -           does not           COLLECT
-    """
-
-    BEGIN = "begin"
-    COLLECT = "collect"
-    AWAIT_ANSWER = "await answer"
-    AWAIT_DRAFTER = "await drafter"
-    AWAIT_SLOT = "await slot"
 
 
 def answer_budget(prompt: int, max_new_tokens: int, limits: Limits) -> int:
@@ -155,10 +127,8 @@ class Session:
         options = self._drafting_options(drafters, limits, history, sampled=sampled)
         self.drafting = Drafting(run, prefix, options, self.prompt_rows.drafted)
         self.tree = Tree(len(prefix) - 1)
-        self._share = ALONE
         self.finish_reason = ""
         self.answer_deadline = AnswerDeadline(tally.started_at, limits.stall_seconds)
-        self._window = InFlightWindow()
         self._chain = ModelChain(
             run,
             len(prefix),
@@ -166,7 +136,9 @@ class Session:
             limits.tree_rows,
             self.outbox,
         )
-        self._idle_growth_empty = False  # nothing to send was found; retried after a verdict
+        self._feed = PipelineFeed(
+            strategy, lifecycle, limits, tally, self.tree, self.drafting, self._chain, self.outbox
+        )
         self._now = tally.started_at
 
     def _drafter_kinds(self, drafters: tuple[bool, ...]) -> list[DrafterKind]:
@@ -201,7 +173,7 @@ class Session:
     @property
     def in_flight(self) -> int:
         """Segments sent and neither answered nor emptied by a prune."""
-        return len(self._window.loaded)
+        return self._feed.in_flight
 
     @property
     def workers(self) -> int:
@@ -224,20 +196,6 @@ class Session:
         if source is None or not any(held):
             return found
         return replace(found, source=source.run, held=held)
-
-    @property
-    def _view(self) -> View:
-        return View(
-            tree=self.tree,
-            in_flight=self.in_flight,
-            waiting=self._window.waiting,
-            bandwidth_delay=self._window.bandwidth_delay.segments,
-            decoding=self.decoding,
-            draft_pass_seconds=self.drafting.pass_seconds,
-            decoded=self.tally.choices,
-            decode_seconds=self.tally.decode_seconds,
-            rows=self._allowed.rows,
-        )
 
     # ---- beginning and end -----------------------------------------------------------------------
 
@@ -331,7 +289,7 @@ class Session:
         self.answer_deadline.seconds = self._limits.stall_seconds
         # If hidden rows are wanted, the prompt's earlier chunks are answered, too.
         completes_prefill = not self.decoding and self.tree.root in answer.ids
-        segment = self._window.land(answer, self._now)
+        segment = self._feed.window.land(answer, self._now)
         for at, (node, token) in enumerate(zip(answer.ids, answer.tokens, strict=True)):
             self.tree.record_choice(node, token, answer.top[at] if answer.top else ())
         trip = None
@@ -341,13 +299,13 @@ class Session:
             prefill_seconds = self._now - self.tally.started_at
             sent = len(self.text.prefix) - self.prompt_rows.reused
             trip = RoundTrip(sent, prefill_seconds, alone=True)
-        self.strategy.observe_answer(self._view, answer, trip)
+        self.strategy.observe_answer(self._feed.view, answer, trip)
         self._turn(TurnCause.ANSWER, of_segment=segment is not None)
 
     def _take_middle_answer(self, model: int, answer: Answer) -> None:
-        self._chain.land(model, answer, self._view)
-        self.strategy.middles_advanced(self._view, self._chain.tips)
-        self._idle_growth_empty = False
+        self._chain.land(model, answer, self._feed.view)
+        self.strategy.middles_advanced(self._feed.view, self._chain.tips)
+        self._feed.retry_idle()
         self._turn(TurnCause.MIDDLE_ANSWER)
 
     def take_join(self, now: float) -> None:
@@ -372,7 +330,7 @@ class Session:
 
     def take_share(self, share: RunShare) -> None:
         """Keep to ``share`` from the next turn on."""
-        self._share = share
+        self._feed.share = share
         self.tally.note_share(share)
 
     # ---- one turn --------------------------------------------------------------------------------
@@ -394,23 +352,19 @@ class Session:
         if verdict is not None:
             self._regrow(verdict)
         pacing.begin_turn(cause, decoding=self.decoding)
-        self._grow_and_send()
-        self._chain.feed(self.strategy, self._view)
-        end = pacing.end_turn(self._window.loaded, self._needs_drafter)
+        self._feed.grow_and_send(self._now)
+        self._chain.feed(self.strategy, self._feed.view)
+        end = pacing.end_turn(self._feed.window.loaded, self._feed.needs_drafter)
         self.outbox.complete(end.completes)
         if end.join is not None:
             message = Synced(self.run, end.join.task)
             self.outbox.send_after(DRAFT, message, end.join.task, end.join.after)
 
-    def _needs_drafter(self) -> bool:
-        """Proceed with the current growth; whether it needs the drafter."""
-        return self.drafting.needs_drafter(self.tree)
-
     # ---- judge -----------------------------------------------------------------------------------
 
     def _judge(self) -> Verdict | None:
         """The verdict on the answers received; None: nothing follows, or the strategy waits."""
-        if not self.strategy.may_judge(self._view):
+        if not self.strategy.may_judge(self._feed.view):
             return None
         return follow(
             self.tree,
@@ -437,7 +391,7 @@ class Session:
         context = self.text.context
         emitted = len(self.text.output)
         self.text.output += verdict.tokens
-        self._idle_growth_empty = False
+        self._feed.retry_idle()
         if verdict.finish:
             root = self._end_text(verdict)
         elif verdict.successor is not None:
@@ -458,28 +412,28 @@ class Session:
         if begins:
             self._share_prompt()
         self._chain.commit(accepted, self.tree)
-        self.strategy.middles_advanced(self._view, self._chain.tips)
+        self.strategy.middles_advanced(self._feed.view, self._chain.tips)
 
     def _regrow(self, verdict: Verdict) -> None:
         """Begin the growth that follows ``verdict``; enqueue the segments of the one before it."""
         if verdict.successor is not None:
-            self._enqueue(self.drafting.collect_overtaken(self.tree))
-            self._grow(Occasion.VERDICT)
+            self._feed.enqueue(self.drafting.collect_overtaken(self.tree))
+            self._feed.grow(Occasion.VERDICT)
         else:
-            self._grow(Occasion.ROUND)
+            self._feed.grow(Occasion.ROUND)
 
     def _end_text(self, verdict: Verdict) -> int:
         """Complete the text; return an id that no node has as the root: no row stays live."""
         self.finish_reason = verdict.finish
         self.lifecycle.fire(Event.COMPLETE)
         self.tree.clear()
-        self._window.clear()
+        self._feed.window.clear()
         return self.tree.next_id
 
     def _advance(self, successor: int) -> int:
         """The target's choice is in T: it becomes the root, and what lies below it lives."""
         self.tree.advance(successor)
-        self._window.prune(self.tree, keep_emptied=self.strategy.pacing.keeps_emptied)
+        self._feed.window.prune(self.tree, keep_emptied=self.strategy.pacing.keeps_emptied)
         return successor
 
     def _plant(self, verdict: Verdict) -> int:
@@ -487,118 +441,5 @@ class Session:
         if not self.decoding:
             self.lifecycle.fire(Event.FIRST_TOKEN)
         self.tally.rounds += 1
-        self._window.clear()
+        self._feed.window.clear()
         return self.tree.plant(verdict.tokens[-1], self.text.context, verdict.accepted[-1])
-
-    # ---- grow ------------------------------------------------------------------------------------
-
-    def _grow(self, occasion: Occasion) -> None:
-        idle = occasion is Occasion.IDLE
-        self.strategy.pacing.begin_growth(idle=idle)
-        growth = None if self._allowed.is_plain else self.strategy.grow(self._view, occasion)
-        is_plain = self._allowed.is_plain or self.strategy.is_plain
-        self.drafting.begin(growth, idle=idle, drafter=self.strategy.drafter)
-        root_leaves = self.strategy.drafts_ahead and not self.strategy.holds_root
-        if occasion is Occasion.ROUND and (growth is None or root_leaves):
-            self._window.enqueue([self.tree.root])
-        elif is_plain and not self.tree[self.tree.root].selected:
-            self._enqueue([[self.tree.root]])  # a candidate that was never sent became the root
-
-    @property
-    def _allowed(self) -> RunShare:
-        """The run's share, unless its rules leave it no choice: behind a barrier, or in a chain."""
-        strategy = self.strategy
-        free = strategy.governed and not strategy.pacing.has_barrier and not self._chain.addresses
-        return self._share if free else ALONE
-
-    def _grow_and_send(self) -> None:
-        """Send and grow in turn, until growing waits for the drafter, a slot or an answer."""
-        self._send_waiting()
-        while (step := self._next_step()) in (GrowingStep.BEGIN, GrowingStep.COLLECT):
-            if step is GrowingStep.BEGIN:
-                self._grow(Occasion.IDLE)
-                self._idle_growth_empty = not self.drafting.growing
-            else:
-                self._collect()
-            self._send_waiting()
-
-    def _next_step(self) -> GrowingStep:
-        if not self.drafting.growing:
-            return GrowingStep.BEGIN if self._may_grow_idle() else GrowingStep.AWAIT_ANSWER
-        if self._needs_drafter() and not (
-            self._has_room() and self.strategy.may_collect(self._view)
-        ):
-            return GrowingStep.AWAIT_DRAFTER
-        if self.strategy.drafts_ahead and not self._has_room():
-            return GrowingStep.AWAIT_SLOT
-        return GrowingStep.COLLECT
-
-    def _collect(self) -> None:
-        """End the growth, and let its segments wait to be sent."""
-        segments = self.drafting.collect(self.tree)
-        self._idle_growth_empty = not segments and self.drafting.began_idle
-        self._enqueue(segments)
-        self._check_root()
-
-    def _check_root(self) -> None:
-        """StateError unless a root that is to be sent is in a segment: no answer would come."""
-        if self.strategy.drafts_ahead or self._chain.addresses:
-            return  # the root is sent already, or once another model's text is long enough
-        root = self.tree.root
-        if self.tree.status(root) is Status.WAITING and not self._window.has_waiting(root):
-            raise StateError("the first segment of the strategy's growth lacks the root")
-
-    def _may_grow_idle(self) -> bool:
-        if self.strategy.pacing.expands_on_empty_verdict:
-            return self.strategy.pacing.expansion_pending
-        if not self.decoding or self._window.waiting or self._idle_growth_empty:
-            return False
-        return self.strategy.drafts_ahead or self._has_room()
-
-    def _enqueue(self, segments: list[list[int]]) -> None:
-        """Append segments to those that wait to be sent."""
-        for segment in segments:
-            if len(segment) > self._limits.tree_rows:
-                raise JobError(
-                    f"a segment has {len(segment)} rows; "
-                    f"the pipeline holds {self._limits.tree_rows}"
-                )
-            self.tree.mark_waiting(segment)
-            self._window.enqueue(segment)
-
-    # ---- send ------------------------------------------------------------------------------------
-
-    def _has_room(self) -> bool:
-        """Whether a new segment could leave at once."""
-        return not self._window.waiting and self._has_slot()
-
-    def _has_slot(self) -> bool:
-        slots = self.strategy.max_in_flight
-        allowed = self._allowed.in_flight
-        slots = min(slots, allowed) if allowed else slots
-        return self.strategy.pacing.has_slot(len(self._window), slots)
-
-    def _send_waiting(self) -> None:
-        while (segment := self._window.first_waiting) is not None and self._may_send(segment):
-            self._send(self._window.dequeue())
-        if not self._window.waiting:
-            for _ in range(self.strategy.pacing.bubbles_due(growing=self.drafting.growing)):
-                self._send([])  # a bubble: the stages count the step
-
-    def _may_send(self, segment: list[int]) -> bool:
-        fits = len(self.tree.sent) + len(segment) <= self._limits.tree_rows
-        return fits and self._has_slot()
-
-    def _send(self, nodes: list[int]) -> None:
-        route = self.strategy.pacing.route()
-        rows = [self.tree[node] for node in nodes]
-        segment = self.outbox.segment(self.tally.rounds, rows, route, self._allowed.together)
-        self.tree.mark_sent(nodes)
-        self._window.launch(segment.segment, nodes, self._now)
-        self.strategy.pacing.sent(segment.segment)
-        self.tally.segments += bool(nodes)
-        first_stage = self.outbox.stages[0]
-        if route.first is None:
-            self.outbox.send(first_stage, segment)
-        else:
-            self.outbox.send_after(first_stage, segment, route.first.task, route.first.after)
