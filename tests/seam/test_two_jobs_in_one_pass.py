@@ -26,6 +26,7 @@ from flowspec.model.base import RowArray, StageExecutor
 from flowspec.model.drafters.sources import taps_of
 from flowspec.model.layers.block import LayerBlock
 from flowspec.model.layers.placing import place
+from flowspec.model.rows.ragged import for_layers
 from flowspec.model.stage import load_stage
 from flowspec.model.weights.directory import open_directory
 from tests.core.tree.random_runs import RandomRun, RandomStage
@@ -192,12 +193,11 @@ def test_of_a_family_that_hands_nothing_through_the_parts_run_one_by_one(
     path = save(FAMILIES["gemma2"], tmp_path)
     directory = open_directory(str(path))
     assert load_stage(directory, range(2)).block.joins
-    whole = LayerBlock._by_library
 
-    def dropping(self: Any, given: Any, positions: Any, mask: Any, more: Any) -> Any:
-        return whole(self, given, positions, mask, {"past_key_values": more["past_key_values"]})
+    def dropping(*jobs: Any) -> dict[str, Any]:
+        return {name: value for name, value in for_layers(*jobs).items() if name != "ragged"}
 
-    monkeypatch.setattr(LayerBlock, "_by_library", dropping)
+    monkeypatch.setattr("flowspec.model.layers.block.for_layers", dropping)
     executors = [stages_of(path, "float32") for _ in range(2)]
     assert not any(stage.block.joins for stage in executors[0])  # type: ignore[attr-defined]
 
