@@ -38,6 +38,8 @@ SILENCE_SECONDS = 8.0
 #: was. And the shortest time between two tries.
 RECONNECT_SECONDS = 60.0
 RECONNECT_LOOK_SECONDS = 0.2
+#: How long a broker is away before its client says so, seconds.
+AWAY_SECONDS = 3.0
 #: How often a client that follows its jobs says so, seconds.
 FOLLOW_SECONDS = 3.0
 
@@ -94,14 +96,21 @@ class AsyncJob:
         if (chunk := self._output.chunk) is not None:
             yield chunk
         self._answered_at = time.monotonic()
+        told = 0.0  # of which last answer's absence
         while not self.ended:
             try:
                 async with contextlib.aclosing(self._follow(deadline)) as chunks:
                     async for chunk in chunks:
                         yield chunk
             except BrokerUnreachable:
-                if time.monotonic() - self._answered_at > RECONNECT_SECONDS:
+                away = time.monotonic() - self._answered_at
+                if away > RECONNECT_SECONDS:
                     raise
+                if away > AWAY_SECONDS and told != self._answered_at:
+                    told = self._answered_at
+                    logger(role="client").warning(
+                        "broker away", job=self.id, tried_for_seconds=RECONNECT_SECONDS
+                    )
                 await asyncio.sleep(RECONNECT_LOOK_SECONDS)
             if not self.ended and time.monotonic() >= deadline:
                 raise JobTimeout(

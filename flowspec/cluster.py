@@ -317,8 +317,10 @@ class Cluster:
 
         A process ends with the thread that has started it, so this one waits for the others' end.
         """
-        self._start_again()
-        self._watched.set()
+        try:
+            self._start_again()
+        finally:
+            self._watched.set()
         self._stopped.wait()
 
     def _start_again(self) -> None:

@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict, TypeVar, cast
 
 from flowspec.core.protocol.causes import FAILED
+from flowspec.core.run.committed import committed_ids, unreadable_output
 from flowspec.core.run.fields import DEFAULT_MAX_NEW_TOKENS
 from flowspec.core.run.logprobs import TokenLogprobs, read_logprobs
 from flowspec.core.session.stats import unmeasured
 from flowspec.errors import GapError, JobFailed, StateError
 
 T = TypeVar("T")
+#: What reading another one's data may raise.
+_UNREADABLE = (LookupError, TypeError, ValueError, AssertionError, RecursionError)
 
 
 class RowCounts(TypedDict):
@@ -146,7 +149,11 @@ class OutputSoFar:
         return None
 
     def _take_tokens(self, fields: Mapping[str, str]) -> Chunk | None:
-        known, offset = len(self.token_ids), int(fields["offset"])
+        known = len(self.token_ids)
+        try:
+            offset, chunk = _read(self.job, fields)
+        except _UNREADABLE:
+            raise unreadable_output(self.job) from None
         if offset > known:
             raise GapError(
                 f"the output of job {self.job} is incomplete: its tokens {known} to {offset - 1} "
@@ -154,14 +161,6 @@ class OutputSoFar:
             )
         if offset < known:
             return None
-        if "sizes" not in fields:
-            raise StateError(
-                f"the output of job {self.job} was written by an older version of FlowSpec, which "
-                "this one cannot read; submit the job again"
-            )
-        logprobs = read_logprobs(fields["logprobs"]) if "logprobs" in fields else ()
-        ids, sizes = json.loads(fields["ids"]), json.loads(fields["sizes"])
-        chunk = Chunk(fields["text"], tuple(ids), tuple(sizes), logprobs)
         self.texts.append(chunk.text)
         self.token_ids += chunk.token_ids
         self.sizes += chunk.sizes
@@ -180,7 +179,14 @@ class OutputSoFar:
         """
         end = self.end or {}
         asked = known.get("f:max_new_tokens", "" if not known else str(DEFAULT_MAX_NEW_TOKENS))
-        found = json.loads(end["stats"]) if "stats" in end else unmeasured(self.token_ids, stages)
+        found: Any = unmeasured(self.token_ids, stages)
+        if "stats" in end:
+            try:
+                found = json.loads(end["stats"])
+            except _UNREADABLE:
+                found = None
+            if not isinstance(found, dict):
+                raise unreadable_output(self.job)
         return Result(
             job=self.job,
             prompt_token_ids=tuple(json.loads(known.get("prompt_token_ids", "[]"))),
@@ -190,5 +196,22 @@ class OutputSoFar:
             finish_reason=end.get("finish_reason", ""),
             stats=cast(Stats, found),
             logprobs=tuple(self.logprobs),
-            max_new_tokens=int(asked) if asked else None,
+            max_new_tokens=int(asked) if asked.isascii() and asked.isdigit() else None,
         )
+
+
+def _read(job: str, fields: Mapping[str, str]) -> tuple[int, Chunk]:
+    """An entry of a job's output: how many tokens are before it, and what is in it.
+
+    One of ``_UNREADABLE`` if it is not what a worker writes.
+    """
+    if "sizes" not in fields:
+        raise StateError(
+            f"the output of job {job} was written by an older version of FlowSpec, which this one "
+            "cannot read; submit the job again"
+        )
+    ids, sizes = committed_ids(job, fields), json.loads(fields["sizes"])
+    if len(sizes) != len(ids):
+        raise ValueError
+    logprobs = read_logprobs(fields["logprobs"]) if "logprobs" in fields else ()
+    return int(fields["offset"]), Chunk(fields["text"], ids, tuple(map(int, sizes)), logprobs)

@@ -43,7 +43,7 @@ local function tell_workers()
 end
 
 if not known then
-    local text = 'the record of the job was deleted at the broker; submit the job again'
+    local text = 'the record of the job was deleted or damaged at the broker; submit the job again'
     redis.call('SREM', KEYS[5], ARGV[1])
     redis.call('LREM', KEYS[6], 0, ARGV[1])
     redis.call('DEL', KEYS[1], KEYS[2])

@@ -192,7 +192,9 @@ class Pipeline:
         job.ids.clear()
         for _, entry in entries:
             kind = entry.get(b"kind")
-            if kind == b"tokens":
+            if kind == b"tokens" and not entry[b"offset"].isdigit():
+                job.gap = True  # it is the fault's own
+            elif kind == b"tokens":
                 job.gap |= int(entry[b"offset"]) != len(job.ids)
                 job.ids += json.loads(entry[b"ids"])
             elif kind == b"error":
@@ -229,7 +231,10 @@ class Pipeline:
 Fault = Callable[[Pipeline, random.Random], None]
 FAULTS: dict[str, Fault] = {}
 #: Faults that may take a job's record or output with them: it may end without a word.
-TAKES_DATA = {"broker killed", "broker emptied", "key deleted", "key of a wrong type"}
+TAKES_DATA = {
+    *("broker killed", "broker emptied", "key deleted", "key of a wrong type"),
+    "value of garbage",
+}
 
 
 def fault(name: str) -> Callable[[Fault], Fault]:
@@ -354,6 +359,26 @@ def _key_replaced(pipeline: Pipeline, luck: random.Random) -> None:
     key = _some_key(pipeline, luck)
     pipeline.broker.delete(key)
     pipeline.broker.zadd(key, {"x": 1.0})
+
+
+@fault("value of garbage")
+def _value(pipeline: Pipeline, luck: random.Random) -> None:
+    """A field of a hash, a member of a list or a set, or a lease."""
+    key = _some_key(pipeline, luck)
+    broker, garbage = pipeline.broker, luck.randbytes(luck.randrange(1, 64))
+    match broker.type(key):
+        case b"hash":
+            names = broker.hkeys(key)
+            if names:
+                broker.hset(key, luck.choice(sorted(names)), garbage)
+        case b"list":
+            broker.lpush(key, garbage)
+        case b"set":
+            broker.sadd(key, garbage)
+        case b"string":
+            broker.set(key, garbage, keepttl=True)
+        case b"stream":
+            broker.xadd(key, {"kind": "tokens", "ids": garbage, "offset": garbage})
 
 
 def _some_key(pipeline: Pipeline, luck: random.Random) -> Any:

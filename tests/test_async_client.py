@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import pytest
 import redis
+import structlog.testing
 
 from flowspec import AsyncClient, AsyncJob, Client, Job
 from flowspec.errors import (
@@ -405,8 +406,12 @@ def test_a_pipeline_without_scheduler_is_noticed(
     with_client(server.url, use)
 
 
-def test_a_broker_that_stays_away_ends_every_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flowspec.async_client.RECONNECT_SECONDS", 1.0)
+def test_a_broker_that_stays_away_is_told_once_and_ends_every_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("flowspec.transport.connections.async_client.RETRY_SECONDS", 0.5)
+    monkeypatch.setattr("flowspec.async_client.RECONNECT_SECONDS", 2.0)
+    monkeypatch.setattr("flowspec.async_client.AWAY_SECONDS", 0.2)
 
     async def run(broker: PrivateBroker) -> None:
         async with asyncio.timeout(SECONDS), AsyncClient(broker.url) as client:
@@ -416,5 +421,7 @@ def test_a_broker_that_stays_away_ends_every_wait(monkeypatch: pytest.MonkeyPatc
             found = await asyncio.gather(*waits, return_exceptions=True)
             assert all(isinstance(error, BrokerUnreachable) for error in found), found
 
-    with PrivateBroker() as broker:
+    with PrivateBroker() as broker, structlog.testing.capture_logs() as said:
         asyncio.run(run(broker))
+    told = [line["job"] for line in said if line["event"] == "broker away"]
+    assert sorted(told) == ["1-1", "2-1"]

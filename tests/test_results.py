@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.errors import GapError, StateError
+from flowspec.errors import FlowSpecError, GapError, StateError
 from flowspec.results import OutputSoFar, Stats
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -69,6 +69,36 @@ def test_output_that_lacks_an_entry_is_no_text(
     with pytest.raises(GapError, match=r"^the output of job a is incomplete: its tokens \d+ to"):
         for at, entry in enumerate(written):
             output.take(str(at), entry)
+
+
+ODD = ["0", "[]", "[1]", "[[", "{}", '["a"]', "[true]", "-1"]
+VALUES = st.one_of(st.text(), st.sampled_from(ODD))
+NAMES = ["kind", "offset", "ids", "sizes", "text", "logprobs", "stats", "finish_reason", "cause"]
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"kind": st.sampled_from(["tokens", "end", "error", "x"])},
+            optional=dict.fromkeys(NAMES[1:], VALUES),
+        ),
+        max_size=4,
+    ),
+    st.dictionaries(st.sampled_from(["f:max_new_tokens", "strategy"]), VALUES),
+)
+def test_damaged_output_is_refused_in_one_line(
+    written: list[dict[str, str]], known: dict[str, str]
+) -> None:
+    output = OutputSoFar("a")
+    try:
+        for at, entry in enumerate(written):
+            output.take(str(at), entry)
+        found = output.result(known, 2)
+    except FlowSpecError as error:
+        assert "\n" not in str(error)
+    else:
+        assert all(type(token) is int for token in (*found.token_ids, *found.prompt_token_ids))
+        assert isinstance(found.stats, dict)
 
 
 def test_the_page_of_stats_has_their_types() -> None:

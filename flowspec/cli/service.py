@@ -163,7 +163,8 @@ def status(url: str | None, *, as_json: bool) -> None:
     of = f" of at most {most}" if most else ""
     screen.print(
         f"{pipeline['target']} on {counted(int(pipeline['stages']), 'stage')}; "
-        f"{running_jobs} running{of}, {waiting} waiting; room for {pipeline['most_rows']} KV rows"
+        f"{running_jobs} running{of}, {waiting} waiting; "
+        f"each stage has room for {pipeline['most_rows']} KV rows, one a token"
     )
     roles = ("scheduler", *roles_of(pipeline))
     screen.print(_workers(roles, workers, lost, setup_of(pipeline)))

@@ -18,7 +18,7 @@ from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.holders import Holder
 from flowspec.core.run.key import may_be_id
 from flowspec.core.run.spec import CANCEL, parse
-from flowspec.errors import BrokerError, BrokerFull, ConfigError
+from flowspec.errors import BrokerError, BrokerFull, ConfigError, StateError
 from flowspec.observe import logger
 from flowspec.strategies import build
 from flowspec.transport.base import (
@@ -166,7 +166,12 @@ class Scheduler:
         self._incomplete_since = None
         for job in self._queue.in_turn:
             holders = {role: claims[role].generation for role in self._workers}
-            code = self._control.assign(job, self._most_running, holders, self._generation)
+            try:
+                code = self._control.assign(job, self._most_running, holders, self._generation)
+            except StateError as error:
+                self._queue.drop(job)
+                self._revoke(job, str(error))
+                continue
             if code is Code.STALE and not self._control.job(job):
                 self._end_unrecorded(job)
                 continue
@@ -184,8 +189,8 @@ class Scheduler:
             self._log.warning("broker evicts", policy=policy)
 
     def _keep_record(self) -> None:
-        """Write the pipeline's record again if it is gone: without it no worker is known."""
-        if self._control.pipeline():
+        """Write the pipeline's record again if it is gone or changed: workers are known by it."""
+        if self._control.pipeline() == self._record:
             return
         if self._control.set_pipeline(self._record, self._generation) is Code.OK:
             self._log.warning("record written again")

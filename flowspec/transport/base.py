@@ -23,6 +23,7 @@ from flowspec.core.protocol.lease import TERMS
 from flowspec.core.protocol.machine import Commit, Complete, Finish, OpenJob, Send
 from flowspec.core.protocol.messages import Earlier, Envelope
 from flowspec.core.protocol.stamps import Stamp
+from flowspec.core.run.committed import committed_ids
 from flowspec.core.run.key import RunKey
 
 Rows = npt.NDArray[Any]
@@ -232,13 +233,13 @@ class Claim(NamedTuple):
 def earlier_of(job: str, known: Mapping[str, str], output: Sequence[OutputEntry]) -> Earlier | None:
     """What the runs of ``job`` have left; None: it was never opened.
 
-    ``known``: its stored facts.
+    ``known``: its stored facts. StateError if its output cannot be read.
     """
     if "prompt_token_ids" not in known:
         return None
     prompt = tuple(json.loads(known["prompt_token_ids"]))
     commits = [entry for entry in output if entry.fields.get("kind") == "tokens"]
-    groups = tuple(tuple(json.loads(entry.fields["ids"])) for entry in commits)
+    groups = tuple(committed_ids(job, entry.fields) for entry in commits)
     first = (_milliseconds(commits[0].cursor) - _milliseconds(job)) / 1e3 if commits else 0.0
     return Earlier(prompt, groups, max(0.0, first))
 

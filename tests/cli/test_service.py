@@ -58,7 +58,10 @@ def test_piped_output_is_not_wrapped(
     status, out, _ = command("status", "--redis-url", "unix:///x")
     assert status == 0
     first, head, *rows = out.splitlines()
-    assert first == f"/models/{HOST} on 2 stages; 1 running, 2 waiting; room for 900 KV rows"
+    assert first == (
+        f"/models/{HOST} on 2 stages; 1 running, 2 waiting; "
+        "each stage has room for 900 KV rows, one a token"
+    )
     names = ["worker", "state", "host", "process", "passes", "refused"]
     assert head.split() == [*names, "KV", "blocks", "memory", "runs", "on"]
     counts = ["ready", HOST, "4194304", "1000000000"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from itertools import product
 from typing import Any
 
 import pytest
@@ -484,10 +485,109 @@ def test_a_job_whose_record_was_deleted_ends_and_the_next_one_begins(
     scheduler.turn()
     scheduler.turn()
     assert last(control, first) == (
-        "the record of the job was deleted at the broker; submit the job again",
+        "the record of the job was deleted or damaged at the broker; submit the job again",
         "error",
     )
     assert (control.running(), control.queued()) == ([second], [])
+
+
+#: Bytes in the place of a value: no text, no number, no JSON.
+DAMAGED = b"\x02y\xff\xfe["
+
+
+@OVER_REDIS
+@pytest.mark.parametrize(
+    ("state", "name"),
+    [*product(["queued", "running"], ["state", "epoch", "again"]), ("queued", "prompt_token_ids")],
+)
+def test_a_job_whose_record_is_damaged_ends_and_the_next_one_begins(
+    rig: Rig, client: redis.Redis, name: str, state: str
+) -> None:
+    control = rig.control()
+    scheduler = Scheduler(control, 2)
+    lease(control, *ROLES)
+    first, second = (submit(scheduler, control) for _ in range(2))
+    if state == "running":
+        scheduler.turn()
+        assert control.running() == [first]
+    client.hset(rig.keys.job(first), name, DAMAGED)
+    scheduler.turn()
+    scheduler.turn()
+    assert last(control, first) == (
+        "the record of the job was deleted or damaged at the broker; submit the job again",
+        "error",
+    )
+    assert (control.running(), control.queued()) == ([second], [])
+
+
+@OVER_REDIS
+def test_a_job_whose_holders_are_damaged_goes_on(rig: Rig, client: redis.Redis) -> None:
+    control = rig.control()
+    scheduler = Scheduler(control, 2)
+    lease(control, *ROLES)
+    job = submit(scheduler, control)
+    scheduler.turn()
+    client.hset(rig.keys.job(job), "holders", DAMAGED)
+    scheduler.turn()
+    assert control.running() == [job]
+    assert control.holders(job) == generations(control)
+
+
+@OVER_REDIS
+def test_what_names_no_job_leaves_the_queue_and_the_running_jobs(
+    rig: Rig, client: redis.Redis
+) -> None:
+    control = rig.control()
+    scheduler = Scheduler(control, 2)
+    lease(control, *ROLES)
+    for member in (DAMAGED, "x", "no such job"):
+        client.lpush(rig.keys.queue, member)
+        client.sadd(rig.keys.running, member)
+    job = submit(scheduler, control)
+    scheduler.turn()
+    scheduler.turn()
+    assert (control.running(), control.queued()) == ([job], [])
+    assert client.lrange(rig.keys.queue, 0, -1) == []
+    assert client.smembers(rig.keys.running) == {job.encode()}
+
+
+@OVER_REDIS
+@pytest.mark.parametrize("name", ["stages", "middles", "drafts", "target", "another"])
+def test_a_record_that_was_damaged_is_written_again(
+    rig: Rig, client: redis.Redis, name: str
+) -> None:
+    control = rig.control()
+    scheduler = Scheduler(control, 2)
+    lease(control, *ROLES)
+    record = control.pipeline()
+    client.hset(rig.keys.record, name, DAMAGED)
+    scheduler.turn()
+    assert control.pipeline() == record
+    job = submit(scheduler, control)
+    scheduler.turn()
+    assert control.running() == [job]
+
+
+@OVER_REDIS
+def test_a_job_whose_output_is_damaged_does_not_go_on(rig: Rig, client: redis.Redis) -> None:
+    """Nobody knows what of its text is committed."""
+    control = rig.control()
+    scheduler = Scheduler(control, 2)
+    lease(control, *ROLES)
+    first, second = (submit(scheduler, control) for _ in range(2))
+    scheduler.turn()
+    client.hset(rig.keys.job(first), "prompt_token_ids", "[1, 2]")
+    client.xadd(rig.keys.out(first), {"kind": "tokens", "offset": 0, "ids": DAMAGED})
+    control.release("verify-2", "t-verify-2")
+    lease(control, "verify-2", token="new")
+    scheduler.turn()
+    scheduler.turn()
+    error, reason = last(control, first)
+    assert (error.partition(" has an entry")[0], reason) == (
+        f"the output of job {first} at the broker",
+        "error",
+    )
+    assert control.running() == [second]
 
 
 @OVER_REDIS

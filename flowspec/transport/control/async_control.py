@@ -13,9 +13,10 @@ from flowspec.transport.control.output_reader import OutputReader
 from flowspec.transport.control.replies import (
     Claims,
     claims_of,
+    job_record,
     lost_of,
+    pipeline_record,
     recording_lines,
-    texts,
 )
 from flowspec.transport.wire.keys import JOBS, Keys
 
@@ -61,11 +62,11 @@ class AsyncRedisControl:
 
     async def job(self, job: str) -> dict[str, str]:
         """As ``RedisControl.job``."""
-        return await self._hash(self._keys.job(job))
+        return job_record(await self._hash(self._keys.job(job)))
 
     async def pipeline(self) -> dict[str, str]:
         """As ``RedisControl.pipeline``."""
-        return await self._hash(self._keys.record)
+        return pipeline_record(await self._hash(self._keys.record))
 
     async def claims(self) -> Claims:
         """As ``RedisControl.claims``."""
@@ -106,9 +107,9 @@ class AsyncRedisControl:
                 return recording_lines(found)
         return []
 
-    async def _hash(self, key: str) -> dict[str, str]:
+    async def _hash(self, key: str) -> Any:
         (found,) = await self._client.run(("HGETALL", key))
-        return texts(found)
+        return found
 
     async def close(self) -> None:
         """Close the connections."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import redis
@@ -14,7 +14,7 @@ from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.holders import Holder, holders_text, read_holders
 from flowspec.core.protocol.lease import TERMS
 from flowspec.core.protocol.messages import Earlier, Revoke, Submit
-from flowspec.core.run.key import RunKey
+from flowspec.core.run.key import RunKey, may_be_id
 from flowspec.errors import BrokerError, BrokerUnreachable
 from flowspec.observe import logger
 from flowspec.transport.base import (
@@ -34,8 +34,9 @@ from flowspec.transport.control.replies import (
     Claims,
     claims_of,
     generation_of,
+    job_record,
     output_entries,
-    texts,
+    pipeline_record,
 )
 from flowspec.transport.wire import codec
 from flowspec.transport.wire.keys import JOBS, Keys
@@ -172,30 +173,56 @@ class RedisControl:
         return found.decode() if found else ""
 
     def queued(self) -> list[str]:
-        found: Any = self._client.call(lambda client: client.lrange(self._keys.queue, 0, -1))
-        return [job.decode() for job in found]
+        key = self._keys.queue
+        (found,) = self._client.run([("LRANGE", key, 0, -1)])
+        return self._jobs(found, lambda member: ("LREM", key, 0, member))
 
     def running(self) -> list[str]:
-        found: Any = self._client.call(lambda client: client.smembers(self._keys.running))
-        return sorted(job.decode() for job in found)
+        key = self._keys.running
+        (found,) = self._client.run([("SMEMBERS", key)])
+        return sorted(self._jobs(found, lambda member: ("SREM", key, member)))
+
+    def _jobs(
+        self, members: Iterable[bytes], removing: Callable[[bytes], tuple[Any, ...]]
+    ) -> list[str]:
+        """The jobs among ``members``; what names no job is removed."""
+        found = [*members]
+        wrong = [member for member in found if not _may_name_job(member)]
+        if wrong:
+            self._client.run([removing(member) for member in wrong])
+            logger(role="scheduler").warning("members removed that name no job", count=len(wrong))
+        return [member.decode() for member in found if member not in wrong]
 
     def job(self, job: str) -> dict[str, str]:
-        return self._hash(self._keys.job(job))
+        return job_record(self._stored(job))
+
+    def _stored(self, job: str) -> dict[bytes, bytes]:
+        """The fields of the job's hash as they are."""
+        found: dict[bytes, bytes] = self._hash(self._keys.job(job))
+        return found
 
     def holders(self, job: str) -> dict[str, int]:
-        return read_holders(self._field(job, "holders"))
+        names = ("state", "epoch", "again", "holders")
+        key = self._keys.job(job)
+        values = self._typed(lambda client: client.hmget(key, names)) or [None] * len(names)
+        pairs = zip(names, values, strict=True)
+        found = job_record({name.encode(): value for name, value in pairs if value is not None})
+        return read_holders(found.get("holders", ""))
 
     def _field(self, job: str, name: str) -> str:
         """A field of the job's hash; empty: there is none."""
         key = self._keys.job(job)
         found = self._typed(lambda client: client.hget(key, name))
-        return found.decode() if found else ""
+        return found.decode(errors="replace") if found else ""
 
     def assign(
         self, job: str, most: int, holders: Mapping[str, int], by: int | None = None
     ) -> Code:
         keys = self._keys
-        known = self.job(job)
+        stored = self._stored(job)
+        known = job_record(stored)
+        if stored and not known:
+            return Code.STALE
         run = RunKey(job, int(known.get("epoch", "0")) + 1)
         fields = tuple(
             (name.removeprefix(_FIELD), value)
@@ -237,7 +264,10 @@ class RedisControl:
         again: int = 0,
     ) -> Code:
         keys = self._keys
-        known = self.job(job)
+        stored = self._stored(job)
+        known = job_record(stored)
+        if stored and not known:
+            self._client.run([("DEL", keys.job(job))])  # then the script treats it as gone
         run = RunKey(job, int(known.get("epoch", "0")))
         workers = workers_of(self.pipeline())
         named = [
@@ -262,7 +292,8 @@ class RedisControl:
         followed = self._keys.followed
         now_ms = int(self._now() * 1000)
         (found,) = self._client.run([("ZRANGEBYSCORE", followed, "-inf", now_ms)])
-        states = {job.decode(): self._field(job.decode(), "state") for job in found}
+        named = [member.decode(errors="replace") for member in found]
+        states = {job: self._field(job, "state") for job in named}
         if ended := [job for job, state in states.items() if state == "done"]:
             self._client.run([("ZREM", followed, *ended)])
         if states:  # those that were lost before they were taken in
@@ -288,7 +319,8 @@ class RedisControl:
         types = {keys.generations: "hash", keys.followed: "zset", **dict.fromkeys(claims, "string")}
         for job in self.running():
             types[keys.job(job)] = "hash"
-            if epoch := self._field(job, "epoch"):
+            epoch = self._field(job, "epoch")
+            if epoch.isascii() and epoch.isdigit():
                 run = RunKey(job, int(epoch))
                 types[keys.run(run)] = "hash"
                 streams += [keys.out(job), keys.recording(run)]
@@ -345,7 +377,7 @@ class RedisControl:
             self._client.run([("DEL", self._keys.record)])
 
     def pipeline(self) -> dict[str, str]:
-        return self._hash(self._keys.record)
+        return pipeline_record(self._hash(self._keys.record))
 
     def check_writes(self) -> None:
         self._blocker().run([("SET", self._keys.written, 1, "PX", _WRITTEN_MS)])
@@ -355,8 +387,8 @@ class RedisControl:
         policy = str(facts.get("maxmemory_policy", "noeviction"))
         return policy if int(facts.get("maxmemory", 0)) and policy != "noeviction" else ""
 
-    def _hash(self, key: str) -> dict[str, str]:
-        return texts(self._typed(lambda client: client.hgetall(key)) or {})
+    def _hash(self, key: str) -> Any:
+        return self._typed(lambda client: client.hgetall(key)) or {}
 
     def _typed(self, command: Callable[[redis.Redis], Any]) -> Any:
         """The answer to ``command``; None if its key is of another type: its own was deleted."""
@@ -376,6 +408,13 @@ class RedisControl:
 def _scheduler(generation: int | None) -> str:
     """The scheduler of ``generation`` as a holder; None: no scheduler."""
     return "" if generation is None else str(Holder(role_of(SCHEDULER), generation))
+
+
+def _may_name_job(member: bytes) -> bool:
+    try:
+        return may_be_id(member.decode())
+    except UnicodeDecodeError:
+        return False
 
 
 def _intake(entry: bytes, fields: Any) -> Intake:
