@@ -317,19 +317,24 @@ class Cluster:
 
         A process ends with the thread that has started it, so this one waits for the others' end.
         """
-        try:
-            self._start_again()
-        finally:
-            self._watched.set()
+        self._start_again()
+        self._watched.set()
         self._stopped.wait()
 
     def _start_again(self) -> None:
         while not self._stopping.wait(_WATCH_SECONDS):
-            if self._broker is not None and not self._look_after_broker(self._broker):
-                continue  # nobody can be started without it
-            for role in self._commands:
-                if role not in self._ended:
-                    self._look_after(role)
+            try:
+                self._look_once()
+            except Exception as error:  # noqa: BLE001 - nobody else starts the workers again
+                self._say(f"the processes were not looked at: {type(error).__name__}: {error}")
+                self._stopping.wait(1.0)
+
+    def _look_once(self) -> None:
+        if self._broker is not None and not self._look_after_broker(self._broker):
+            return  # nobody can be started without it
+        for role in self._commands:
+            if role not in self._ended:
+                self._look_after(role)
 
     def _look_after_broker(self, broker: PrivateBroker) -> bool:
         """Start the private broker again if it has stopped; whether it runs.

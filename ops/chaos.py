@@ -366,11 +366,11 @@ def _value(pipeline: Pipeline, luck: random.Random) -> None:
     """A field of a hash, a member of a list or a set, or a lease."""
     key = _some_key(pipeline, luck)
     broker, garbage = pipeline.broker, luck.randbytes(luck.randrange(1, 64))
+    place = b""
     match broker.type(key):
         case b"hash":
-            names = broker.hkeys(key)
-            if names:
-                broker.hset(key, luck.choice(sorted(names)), garbage)
+            place = luck.choice([b"another", *sorted(broker.hkeys(key))])
+            broker.hset(key, place, garbage)
         case b"list":
             broker.lpush(key, garbage)
         case b"set":
@@ -379,6 +379,7 @@ def _value(pipeline: Pipeline, luck: random.Random) -> None:
             broker.set(key, garbage, keepttl=True)
         case b"stream":
             broker.xadd(key, {"kind": "tokens", "ids": garbage, "offset": garbage})
+    sys.stderr.write(f"damaged: {key.decode()} {place.decode()}\n")
 
 
 def _some_key(pipeline: Pipeline, luck: random.Random) -> Any:

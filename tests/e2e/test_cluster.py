@@ -222,6 +222,25 @@ def test_a_broker_that_stops_again_and_again_ends_everything_with_a_line(
         doomed.check()
 
 
+def test_a_look_that_fails_is_said_and_the_next_one_starts_the_worker_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    look = Cluster._look_after
+
+    def failing(cluster: Cluster, role: str) -> None:
+        monkeypatch.setattr(Cluster, "_look_after", look)
+        raise ValueError("a fault")
+
+    with Cluster(Setup(*default_pair(), 1), say=said.append) as cluster:
+        monkeypatch.setattr(Cluster, "_look_after", failing)
+        until(lambda: said)
+        assert said == ["the processes were not looked at: ValueError: a fault"]
+        before = cluster.pids["verify-1"]
+        os.kill(before, signal.SIGKILL)
+        until(lambda: cluster.pids["verify-1"] != before)
+
+
 def test_a_stopped_scheduler_is_noticed_by_the_client(
     doomed: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
