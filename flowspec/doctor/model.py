@@ -255,7 +255,8 @@ def check_texts(facts: TextFacts) -> Iterator[Finding]:
         )
     else:
         ids = ", ".join(map(str, sorted(facts.ends)))
-        yield ok(subject, f"texts end at {'token' if len(facts.ends) == 1 else 'the tokens'} {ids}")
+        of = "token" if len(facts.ends) == 1 else "the tokens"
+        yield ok(subject, f"texts end at {of} {ids}")
     if not facts.chat_template:
         yield note(
             subject,

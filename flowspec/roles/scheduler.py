@@ -367,6 +367,8 @@ class Scheduler:
         code = self._control.revoke(
             job, "error", error, LOST, by=self._generation, lost=lost, again=MOST_AGAIN
         )
+        if code is Code.STALE:  # the worker is there again, or its role is not free yet
+            return
         state = self._control.job(job).get("state", "unknown")
         self._log.warning("worker lost", job=job, role=lost.role, code=code.name, state=state)
 

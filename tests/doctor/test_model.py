@@ -72,7 +72,7 @@ def test_the_packaged_pair_is_good() -> None:
     found = list(check_names(TARGET, f"{DRAFT}+ngram:head", GIB, "auto", FAMILIES, ends))
     assert {finding.level for finding in found} == {Severity.OK}
     assert [finding.subject for finding in found] == [*["target"] * 3, *["draft"] * 3]
-    assert found[2].found == "texts end at the tokens 1"
+    assert found[2].found == "texts end at token 1"
     assert "EAGLE head" in found[-1].found
 
 
