@@ -47,7 +47,7 @@ Case = tuple[str, float, str]
 
 
 class Service:
-    """The pipeline of ``cluster``, its client, and the texts of plain decoding."""
+    """The pipeline of ``cluster`` and its client. ``wanted``: ids of plain decoding, by case."""
 
     def __init__(self, cluster: Cluster, client: Client) -> None:
         self._cluster = cluster
@@ -56,7 +56,7 @@ class Service:
         plain = {
             case: self._submit((*case, "autoregressive")) for case in product(PROMPTS, TEMPERATURES)
         }
-        self._wanted = {case: job.result(ENDS_SECONDS).token_ids for case, job in plain.items()}
+        self.wanted = {case: job.result(ENDS_SECONDS).token_ids for case, job in plain.items()}
 
     def _endless(self) -> Iterator[Case]:
         while True:
@@ -74,7 +74,7 @@ class Service:
     def end(self, begun: Sequence[tuple[Case, Job]]) -> int:
         """Wait for all jobs; how many have another text."""
         return sum(
-            job.result(ENDS_SECONDS).token_ids != self._wanted[case[:2]] for case, job in begun
+            job.result(ENDS_SECONDS).token_ids != self.wanted[case[:2]] for case, job in begun
         )
 
     def pid(self, role: str) -> int:
