@@ -266,7 +266,10 @@ def test_up_status_submit_watch_cancel_down(flowspec: Run) -> None:
         status = flowspec("status")
         assert status.returncode == 0
         assert status.stdout.count("ready") == 4
-        assert "0 running of at most 2, 0 waiting; room for 2500 KV rows" in status.stdout
+        assert (
+            "0 running of at most 2, 0 waiting; each stage has room for 2500 KV rows"
+            in status.stdout
+        )
         assert "texts end at </s>\n" in status.stdout
         told = json.loads(flowspec("status", "--json").stdout)["pipeline"]
         assert (told["stages"], told["most_rows"], told["drafts"]) == (2, 2500, ["draft"])
