@@ -16,7 +16,7 @@ from flowspec.errors import GapError, JobFailed, StateError
 
 T = TypeVar("T")
 #: What reading another one's data may raise.
-_UNREADABLE = (LookupError, TypeError, ValueError, AssertionError, RecursionError)
+_UNREADABLE = (LookupError, TypeError, ValueError, RecursionError)
 
 
 class RowCounts(TypedDict):
@@ -179,14 +179,6 @@ class OutputSoFar:
         """
         end = self.end or {}
         asked = known.get("f:max_new_tokens", "" if not known else str(DEFAULT_MAX_NEW_TOKENS))
-        found: Any = unmeasured(self.token_ids, stages)
-        if "stats" in end:
-            try:
-                found = json.loads(end["stats"])
-            except _UNREADABLE:
-                found = None
-            if not isinstance(found, dict):
-                raise unreadable_output(self.job)
         return Result(
             job=self.job,
             prompt_token_ids=tuple(json.loads(known.get("prompt_token_ids", "[]"))),
@@ -194,10 +186,21 @@ class OutputSoFar:
             text="".join(self.texts),
             strategy=known.get("strategy", ""),
             finish_reason=end.get("finish_reason", ""),
-            stats=cast(Stats, found),
+            stats=cast(Stats, self._stats(end, stages)),
             logprobs=tuple(self.logprobs),
             max_new_tokens=int(asked) if asked.isascii() and asked.isdigit() else None,
         )
+
+    def _stats(self, end: Mapping[str, str], stages: int) -> Any:
+        if "stats" not in end:
+            return unmeasured(self.token_ids, stages)
+        try:
+            found = json.loads(end["stats"])
+        except _UNREADABLE:
+            found = None
+        if not isinstance(found, dict):
+            raise unreadable_output(self.job)
+        return found
 
 
 def _read(job: str, fields: Mapping[str, str]) -> tuple[int, Chunk]:

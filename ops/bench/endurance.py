@@ -19,6 +19,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from itertools import islice, product
 from pathlib import Path
 
@@ -98,10 +99,9 @@ class Service:
             int(Path(f"/proc/{self.pid(role)}/statm").read_text(encoding="ascii").split()[1])
             for role in ROLES
         ]
-        broker = connect(self._cluster.url)
-        used = float(broker.info("memory")["used_memory"])
-        broker.close()
-        return [*(count * resource.getpagesize() / 2**20 for count in pages), used / 2**20]
+        with closing(connect(self._cluster.url)) as broker:
+            used = float(broker.info("memory")["used_memory"])
+        return [*(number * resource.getpagesize() / 2**20 for number in pages), used / 2**20]
 
 
 def rounds(service: Service, minutes: float, jobs: int) -> Iterator[str]:

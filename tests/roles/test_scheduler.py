@@ -464,13 +464,8 @@ def test_a_run_names_the_workers_that_it_is_assigned_to(rig: Rig) -> None:
     assert control.holders(job) == generations(control)
 
 
-@OVER_REDIS
-@pytest.mark.parametrize("value", [None, "text"])
-@pytest.mark.parametrize("state", ["running", "queued"])
-def test_a_job_whose_record_was_deleted_ends_and_the_next_one_begins(
-    rig: Rig, client: redis.Redis, value: str | None, state: str
-) -> None:
-    """By an operator, or by a broker that evicts."""
+def two_jobs(rig: Rig, state: str) -> tuple[ControlAndClient, Scheduler, str, str]:
+    """A scheduler with all workers, and two jobs, of which the first is ``state``."""
     control = rig.control()
     scheduler = Scheduler(control, 2)
     lease(control, *ROLES)
@@ -478,10 +473,13 @@ def test_a_job_whose_record_was_deleted_ends_and_the_next_one_begins(
     if state == "running":
         scheduler.turn()
         assert control.running() == [first]
-    key = rig.keys.job(first)
-    client.delete(key)
-    if value is not None:
-        client.set(key, value)
+    return control, scheduler, first, second
+
+
+def check_that_the_first_ends(
+    control: ControlAndClient, scheduler: Scheduler, first: str, second: str
+) -> None:
+    """With a line about its record; the second one begins."""
     scheduler.turn()
     scheduler.turn()
     assert last(control, first) == (
@@ -489,6 +487,21 @@ def test_a_job_whose_record_was_deleted_ends_and_the_next_one_begins(
         "error",
     )
     assert (control.running(), control.queued()) == ([second], [])
+
+
+@OVER_REDIS
+@pytest.mark.parametrize("value", [None, "text"])
+@pytest.mark.parametrize("state", ["running", "queued"])
+def test_a_job_whose_record_was_deleted_ends_and_the_next_one_begins(
+    rig: Rig, client: redis.Redis, value: str | None, state: str
+) -> None:
+    """By an operator, or by a broker that evicts."""
+    control, scheduler, first, second = two_jobs(rig, state)
+    key = rig.keys.job(first)
+    client.delete(key)
+    if value is not None:
+        client.set(key, value)
+    check_that_the_first_ends(control, scheduler, first, second)
 
 
 #: Bytes in the place of a value: no text, no number, no JSON.
@@ -503,21 +516,9 @@ DAMAGED = b"\x02y\xff\xfe["
 def test_a_job_whose_record_is_damaged_ends_and_the_next_one_begins(
     rig: Rig, client: redis.Redis, name: str, state: str
 ) -> None:
-    control = rig.control()
-    scheduler = Scheduler(control, 2)
-    lease(control, *ROLES)
-    first, second = (submit(scheduler, control) for _ in range(2))
-    if state == "running":
-        scheduler.turn()
-        assert control.running() == [first]
+    control, scheduler, first, second = two_jobs(rig, state)
     client.hset(rig.keys.job(first), name, DAMAGED)
-    scheduler.turn()
-    scheduler.turn()
-    assert last(control, first) == (
-        "the record of the job was deleted or damaged at the broker; submit the job again",
-        "error",
-    )
-    assert (control.running(), control.queued()) == ([second], [])
+    check_that_the_first_ends(control, scheduler, first, second)
 
 
 @OVER_REDIS

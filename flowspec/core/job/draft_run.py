@@ -59,7 +59,7 @@ class DraftRun:
 
     @property
     def is_decoding(self) -> bool:
-        return self.lifecycle.state is State.DECODE
+        return self.lifecycle.is_decoding
 
     @property
     def due(self) -> float | None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
+from flowspec.core.run.fields import read_ids
 from flowspec.errors import StateError
 
 
 def committed_ids(job: str, fields: Mapping[str, str]) -> tuple[int, ...]:
     """The tokens of an entry of the output of ``job``; StateError if it cannot be read."""
     try:
-        ids = json.loads(fields["ids"])
-    except (KeyError, ValueError, RecursionError):
-        ids = None
-    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
-        raise unreadable_output(job)
-    return tuple(ids)
+        return read_ids(fields["ids"])
+    except (KeyError, ValueError):
+        raise unreadable_output(job) from None
 
 
 def unreadable_output(job: str) -> StateError:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 
 from flowspec.core.run.turns import read_turns, turns_of, turns_text
 from flowspec.errors import JobError
+
+T = TypeVar("T")
 
 DEFAULT_STRATEGY = "auto"
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -60,11 +62,20 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _ids(text: str) -> tuple[int, ...] | None:
-    ids = json.loads(text)
-    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+def read_list(text: str, of: type[T]) -> tuple[T, ...]:
+    """The values of a JSON array of this type alone; ValueError if ``text`` is none."""
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ValueError from None
+    if not isinstance(found, list) or not all(type(value) is of for value in found):
         raise ValueError
-    return tuple(ids)
+    return tuple(found)
+
+
+def read_ids(text: str) -> tuple[int, ...]:
+    """Token ids from a JSON array; ValueError if ``text`` is none."""
+    return read_list(text, int)
 
 
 def _flag(text: str) -> bool:
@@ -100,7 +111,7 @@ WHOLE = FieldKind(int, whole_number, "a whole number")
 NUMBER = FieldKind(float, _number, "a number")
 FLAG = FieldKind(_flag, _expected(bool, "True or False"), "0 or 1", lambda value: str(int(value)))
 IDS = FieldKind(
-    _ids,
+    read_ids,
     _token_ids,
     "a list of token ids like [1, 2, 3]",
     lambda ids: json.dumps([int(token) for token in ids]),

@@ -86,7 +86,7 @@ def logprobs_text(found: Sequence[TokenLogprobs]) -> str:
 
 
 def read_logprobs(text: str) -> tuple[TokenLogprobs, ...]:
-    """The inverse of ``logprobs_text``."""
+    """The inverse of ``logprobs_text``; ValueError or TypeError if ``text`` is none of its."""
     return tuple(
         TokenLogprobs(_read(chosen), tuple(map(_read, top))) for chosen, top in json.loads(text)
     )
@@ -99,6 +99,6 @@ def _item(one: ScoredToken) -> list[object]:
 
 def _read(item: list[object]) -> ScoredToken:
     token, logprob, data, *special = item
-    assert isinstance(token, int)
-    assert isinstance(logprob, float | int)
+    if not isinstance(token, int) or not isinstance(logprob, float | int):
+        raise TypeError
     return ScoredToken(token, float(logprob), TokenWritten(bytes.fromhex(str(data)), bool(special)))

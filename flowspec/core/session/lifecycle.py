@@ -107,6 +107,11 @@ class Lifecycle:
     def __init__(self) -> None:
         self.state = State.ENCODING
 
+    @property
+    def is_decoding(self) -> bool:
+        """Whether the target has returned its first token and the text is not complete."""
+        return self.state is State.DECODE
+
     def fire(self, event: Event) -> None:
         """Apply ``event``; StateError if the table has no transition for it."""
         after = TRANSITIONS[self.state].get(event)

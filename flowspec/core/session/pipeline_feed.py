@@ -12,7 +12,7 @@ from flowspec.core.drafting.drafting import Drafting
 from flowspec.core.run.limits import Limits
 from flowspec.core.run.share import ALONE, RunShare
 from flowspec.core.session.in_flight import InFlightWindow
-from flowspec.core.session.lifecycle import Lifecycle, State
+from flowspec.core.session.lifecycle import Lifecycle
 from flowspec.core.session.model_chain import ModelChain
 from flowspec.core.session.outbox import Outbox
 from flowspec.core.session.stats import Tally
@@ -89,7 +89,7 @@ class PipelineFeed:
             in_flight=self.in_flight,
             waiting=self.window.waiting,
             bandwidth_delay=self.window.bandwidth_delay.segments,
-            decoding=self._decoding,
+            decoding=self._lifecycle.is_decoding,
             draft_pass_seconds=self._drafting.pass_seconds,
             decoded=self._tally.choices,
             decode_seconds=self._tally.decode_seconds,
@@ -146,10 +146,6 @@ class PipelineFeed:
         free = strategy.governed and not strategy.pacing.has_barrier and not self._chain.addresses
         return self.share if free else ALONE
 
-    @property
-    def _decoding(self) -> bool:
-        return self._lifecycle.state is State.DECODE
-
     def _next_step(self) -> GrowingStep:
         if not self._drafting.growing:
             return GrowingStep.BEGIN if self._may_grow_idle() else GrowingStep.AWAIT_ANSWER
@@ -179,7 +175,7 @@ class PipelineFeed:
     def _may_grow_idle(self) -> bool:
         if self._strategy.pacing.expands_on_empty_verdict:
             return self._strategy.pacing.expansion_pending
-        if not self._decoding or self.window.waiting or self._idle_growth_empty:
+        if not self._lifecycle.is_decoding or self.window.waiting or self._idle_growth_empty:
             return False
         return self._strategy.drafts_ahead or self._has_room()
 

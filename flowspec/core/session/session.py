@@ -168,7 +168,7 @@ class Session:
     @property
     def decoding(self) -> bool:
         """Whether the target has returned its first token and the text is not complete."""
-        return self.lifecycle.state is State.DECODE
+        return self.lifecycle.is_decoding
 
     @property
     def in_flight(self) -> int:

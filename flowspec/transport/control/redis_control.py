@@ -52,6 +52,8 @@ _FUTURE_MS = 86_400_000
 #: How long what was written only to see whether that is possible is kept, ms.
 _WRITTEN_MS = 60_000
 
+#: Fields of a job's record, without its prompt and its options.
+_PLACED = (b"state", b"epoch", b"again", b"holders")
 #: Tries to admit a job while its idempotency key changes hands; only schedulers admit jobs.
 _ADMIT_TRIES = 3
 #: Later than every run of a job whose epoch is not known any more.
@@ -186,28 +188,38 @@ class RedisControl:
         self, members: Iterable[bytes], removing: Callable[[bytes], tuple[Any, ...]]
     ) -> list[str]:
         """The jobs among ``members``; what names no job is removed."""
-        found = [*members]
-        wrong = [member for member in found if not _may_name_job(member)]
+        jobs, wrong = [], []
+        for member in members:
+            if _may_name_job(member):
+                jobs.append(member.decode())
+            else:
+                wrong.append(removing(member))
         if wrong:
-            self._client.run([removing(member) for member in wrong])
+            self._client.run(wrong)
             logger(role="scheduler").warning("members removed that name no job", count=len(wrong))
-        return [member.decode() for member in found if member not in wrong]
+        return jobs
 
     def job(self, job: str) -> dict[str, str]:
-        return job_record(self._stored(job))
+        return job_record(self._hash(self._keys.job(job)))
 
-    def _stored(self, job: str) -> dict[bytes, bytes]:
-        """The fields of the job's hash as they are."""
-        found: dict[bytes, bytes] = self._hash(self._keys.job(job))
-        return found
+    def _sound(self, job: str) -> dict[str, str]:
+        """The job's record; a damaged one is deleted, so that scripts find none either."""
+        key = self._keys.job(job)
+        stored = self._hash(key)
+        known = job_record(stored)
+        if stored and not known:
+            self._client.run([("DEL", key)])
+        return known
 
     def holders(self, job: str) -> dict[str, int]:
-        names = ("state", "epoch", "again", "holders")
+        return read_holders(self._placed(job).get("holders", ""))
+
+    def _placed(self, job: str) -> dict[str, str]:
+        """What is needed of the job's record at every turn, without its prompt."""
         key = self._keys.job(job)
-        values = self._typed(lambda client: client.hmget(key, names)) or [None] * len(names)
-        pairs = zip(names, values, strict=True)
-        found = job_record({name.encode(): value for name, value in pairs if value is not None})
-        return read_holders(found.get("holders", ""))
+        values = self._typed(lambda client: client.hmget(key, _PLACED)) or [None] * len(_PLACED)
+        pairs = zip(_PLACED, values, strict=True)
+        return job_record({name: value for name, value in pairs if value is not None})
 
     def _field(self, job: str, name: str) -> str:
         """A field of the job's hash; empty: there is none."""
@@ -219,10 +231,7 @@ class RedisControl:
         self, job: str, most: int, holders: Mapping[str, int], by: int | None = None
     ) -> Code:
         keys = self._keys
-        stored = self._stored(job)
-        known = job_record(stored)
-        if stored and not known:
-            return Code.STALE
+        known = self._sound(job)
         run = RunKey(job, int(known.get("epoch", "0")) + 1)
         fields = tuple(
             (name.removeprefix(_FIELD), value)
@@ -264,10 +273,7 @@ class RedisControl:
         again: int = 0,
     ) -> Code:
         keys = self._keys
-        stored = self._stored(job)
-        known = job_record(stored)
-        if stored and not known:
-            self._client.run([("DEL", keys.job(job))])  # then the script treats it as gone
+        known = self._sound(job)
         run = RunKey(job, int(known.get("epoch", "0")))
         workers = workers_of(self.pipeline())
         named = [
@@ -319,8 +325,7 @@ class RedisControl:
         types = {keys.generations: "hash", keys.followed: "zset", **dict.fromkeys(claims, "string")}
         for job in self.running():
             types[keys.job(job)] = "hash"
-            epoch = self._field(job, "epoch")
-            if epoch.isascii() and epoch.isdigit():
+            if epoch := self._placed(job).get("epoch"):
                 run = RunKey(job, int(epoch))
                 types[keys.run(run)] = "hash"
                 streams += [keys.out(job), keys.recording(run)]

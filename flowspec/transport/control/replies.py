@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from flowspec.core.run.fields import read_ids, read_list
 from flowspec.transport.base import Claim, OutputEntry
 
 Claims = dict[str, Claim]
@@ -31,44 +32,40 @@ def job_record(fields: Mapping[bytes, bytes]) -> dict[str, str]:
 
 
 def _readable(
-    fields: Mapping[bytes, bytes],
-    parts: Mapping[str, Callable[[str], bool]],
-    needed: Sequence[str],
+    fields: Mapping[bytes, bytes], parts: Mapping[str, Callable[[str], Any]], needed: Sequence[str]
 ) -> dict[str, str]:
+    """``fields`` as texts; empty if one of ``parts`` cannot be read, or a needed one lacks."""
     found = texts(fields)
-    is_sound = all(is_right(found[name]) for name, is_right in parts.items() if name in found)
-    return found if is_sound and found.keys() >= set(needed) else {}
-
-
-def _is_number(text: str, digits: int = 12) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= digits
-
-
-def _is_list(text: str, of: type) -> bool:
-    """Whether ``text`` is a JSON array with values of this type alone."""
+    if not found.keys() >= set(needed):
+        return {}
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(found, list) and all(type(value) is of for value in found)
+        for name in parts.keys() & found.keys():
+            parts[name](found[name])
+    except ValueError:
+        return {}
+    return found
 
 
-_is_stages = partial(_is_number, digits=4)
-_are_names = partial(_is_list, of=str)
-_are_ids = partial(_is_list, of=int)
-_OF_PIPELINE: dict[str, Callable[[str], bool]] = {
-    "stages": _is_stages,
-    "middles": _are_names,
-    "drafts": _are_names,
-    "context": _is_number,
-    "kept_rows": _is_number,
-    "most_rows": _is_number,
+def _number(text: str, digits: int = 12) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= digits):
+        raise ValueError
+    return int(text)
+
+
+_names = partial(read_list, of=str)
+_OF_PIPELINE: dict[str, Callable[[str], Any]] = {
+    "stages": partial(_number, digits=4),
+    "middles": _names,
+    "drafts": _names,
+    "context": _number,
+    "kept_rows": _number,
+    "most_rows": _number,
 }
-_OF_JOB: dict[str, Callable[[str], bool]] = {
-    "state": {"queued", "running", "done"}.__contains__,
-    "epoch": _is_number,
-    "again": _is_number,
-    "prompt_token_ids": _are_ids,
+_OF_JOB: dict[str, Callable[[str], Any]] = {
+    "state": ("queued", "running", "done").index,
+    "epoch": _number,
+    "again": _number,
+    "prompt_token_ids": read_ids,
 }
 
 
