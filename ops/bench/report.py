@@ -11,6 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from flowspec.model.kernels.cpu import cpu_flags
+
+#: Instruction sets that decide which kernels run, the widest first.
+_WIDEST = ("avx512_bf16", "avx512f", "avx2")
+
 
 @dataclass(frozen=True)
 class Quantiles:
@@ -38,10 +43,12 @@ class Quantiles:
 
 
 def machine_line() -> str:
-    """One line about this machine: processor, cores, kernel, Python."""
+    """One line about this machine: processor and its widest vectors, cores, kernel, Python."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     version = ".".join(platform.release().split(".")[:2])
     system = f"Linux {version}, Python {platform.python_version()}"
-    return f"{os.cpu_count()} cores of {names[0] if names else platform.machine()}, {system}"
+    widest = next((name for name in _WIDEST if name in cpu_flags()), "")
+    processor = f"{names[0] if names else platform.machine()}{widest and f' ({widest})'}"
+    return f"{os.cpu_count()} cores of {processor}, {system}"

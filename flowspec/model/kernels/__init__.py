@@ -15,6 +15,7 @@ from flowspec.model.kernels.cuda import BitsAndBytesCuda, Int8, TinyGemm
 from flowspec.model.kernels.dense import Fbgemm, OneDnn, Torch
 from flowspec.model.kernels.eight_bit import Int8Weights, OneDnnW8A16
 from flowspec.model.kernels.four_bit import BitsAndBytes, Int4
+from flowspec.model.kernels.integer import Integer
 from flowspec.model.weights.precision import PRECISIONS
 
 #: Every kernel that has weights of its own layout, the preferred ones of a precision first.
@@ -23,8 +24,10 @@ KERNELS: tuple[Kernel, ...] = (
     OneDnn("bfloat16"),
     Fbgemm(),
     OneDnnW8A16(),
+    Integer(8),
     Int8Weights(),
     BitsAndBytes(),
+    Integer(4),
     Int4(),
     TinyGemm(),
     BitsAndBytesCuda(),

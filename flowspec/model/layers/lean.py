@@ -296,9 +296,10 @@ def _qkv(attention: Any) -> tuple[Any, ...]:
 
 
 def norm_of(norm: Any) -> Rows:
-    """The library's root-mean-square norm as one operation where that gives the same bits.
+    """The library's root-mean-square norm in fewer operations where that gives the same bits.
 
-    A block in the middle of the model has no norm at its end, and none is put in.
+    One where its weights are float32; rows of 16 bits are rounded before they are multiplied by
+    them. A block in the middle of the model has no norm at its end, and none is put in.
     """
     if isinstance(norm, torch.nn.Identity):
         return norm
@@ -308,12 +309,24 @@ def norm_of(norm: Any) -> Rows:
     def fused(rows: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.rms_norm(rows, weight.shape, weight, epsilon)
 
+    size = torch.tensor(float(weight.shape[0]), device=weight.device)
+    least = torch.tensor(epsilon, device=weight.device)
+
+    def rounded(rows: torch.Tensor) -> torch.Tensor:
+        wide = rows.float()
+        squares = (wide * wide).sum(-1, keepdim=True)
+        scaled = wide * torch.addcdiv(least, squares, size).rsqrt_()
+        return scaled.to(rows.dtype).mul_(weight)
+
     source = torch.Generator().manual_seed(_SEED)
     rows = torch.randn((64, weight.shape[0]), generator=source)
     rows = rows.to(device=weight.device, dtype=weight.dtype)
     with torch.inference_mode():
-        equal = all(torch.equal(fused(rows[:count]), norm(rows[:count])) for count in (1, 7, 64))
-    return fused if equal else norm
+        for short in (fused, rounded):
+            if all(torch.equal(short(rows[:count]), norm(rows[:count])) for count in (1, 7, 64)):
+                return short
+    whole: Rows = norm
+    return whole
 
 
 def head_of(head: Any, row_type: torch.dtype) -> Rows | None:

@@ -1,0 +1,213 @@
+/* Products of rows and quantised weights, summed as integers. integer.py compiles and calls it.
+
+   A row is held as codes of 16 bits and one scale. A weight is a code of four bits, of which 32
+   share a scale and a middle, or one of eight bits, with a scale for all of an output. Products of
+   codes and their sums within a block are integers, and exact. Sums of blocks are added in float32
+   in one order, so a row has the same bits whatever shares its pass. */
+
+#include <immintrin.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    BLOCK = 32,     /* weights of four bits that share a scale */
+    GROUP = 64,     /* weights of four bits that are read at once */
+    LANES = 8,      /* numbers of 32 bits in a vector */
+    TILE = 4,       /* rows that share what is read of the weights */
+    SHARE = 8,      /* outputs for which a tile of rows stays in the nearest cache */
+    LARGEST = 32767,
+    EXACT = 4096,   /* inputs whose products of eight bits surely fit in sums of 32 bits a lane */
+    ALIGNED = 64,   /* bytes of a cache line; a vector across two takes twice as long to read */
+    WORTH = 1 << 16 /* products of numbers from which on threads save time */
+};
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 4")
+
+typedef struct {
+    int16_t *codes; /* [count, inputs] */
+    float *scales;  /* [count] */
+    float *sums;    /* [count, padded]: of the codes of each block, and zeros */
+} Rows;
+
+INLINE float float_of(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+INLINE uint32_t bits_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+/* Input `i` of a row of float32 or, if `half`, bfloat16. */
+INLINE float input(const void *row, int half, long i) {
+    return half ? float_of((uint32_t)((const uint16_t *)row)[i] << 16) : ((const float *)row)[i];
+}
+
+/* Output `i` of a row of float32 or, if `half`, of the nearest bfloat16, the even one of two. */
+INLINE void put(void *row, int half, long i, float value) {
+    uint32_t bits = bits_of(value);
+    uint32_t rounded = isnan(value) ? bits | 1 << 22 : bits + 0x7fff + (bits >> 16 & 1);
+    if (half) ((uint16_t *)row)[i] = (uint16_t)(rounded >> 16);
+    else ((float *)row)[i] = value;
+}
+
+/* One row as codes. The scale of a row with an infinity or a NaN is NaN, and so its products. */
+INLINE void quantise(const void *row, int half, long inputs, int16_t *codes, float *scale,
+                     float *sums) {
+    uint32_t most = 0;
+    for (long i = 0; i < inputs; i++) {
+        uint32_t magnitude = bits_of(input(row, half, i)) & 0x7fffffff;
+        most = magnitude > most ? magnitude : most;
+    }
+    if (most >= 0x7f800000) {
+        memset(codes, 0, inputs * sizeof *codes);
+        *scale = NAN;
+        return;
+    }
+    /* The bound is for rows of next to nothing: their steps would be infinitely many. */
+    float steps = most ? fminf(LARGEST / float_of(most), 1e38f) : 0;
+    *scale = most ? 1 / steps : 0;
+    for (long i = 0; i < inputs; i++) codes[i] = (int16_t)rintf(input(row, half, i) * steps);
+    for (long b = 0; b < inputs / BLOCK; b++) {
+        int32_t sum = 0;
+        for (int i = 0; i < BLOCK; i++) sum += codes[b * BLOCK + i];
+        sums[b] = (float)sum;
+    }
+}
+
+INLINE float total(__m256 lanes) {
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps(lanes, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+/* The products of 32 weights, in two vectors, with a row's codes, added in pairs of pairs. */
+INLINE __m256i products(__m256i first, __m256i second, const int16_t *codes) {
+    const __m256i *row = (const __m256i *)codes;
+    return _mm256_add_epi32(_mm256_madd_epi16(first, _mm256_loadu_si256(row)),
+                            _mm256_madd_epi16(second, _mm256_loadu_si256(row + 1)));
+}
+
+/* One output of `count` rows by four bits. A word has the codes of four inputs, 16 apart. `lows`:
+   what the code 0 stands for. */
+INLINE void four_bits(const int count, const void *weights, const float *scales, const float *lows,
+                      long inputs, long padded, Rows rows, float *found) {
+    const __m256i mask = _mm256_set1_epi16(15);
+    __m256 sums[TILE], others[TILE]; /* of every other block, so that neither waits long */
+    UNROLL for (int r = 0; r < count; r++) sums[r] = others[r] = _mm256_setzero_ps();
+    for (long i = 0; i < inputs; i += GROUP) {
+        __m256i words = _mm256_loadu_si256((const __m256i *)weights + i / GROUP);
+        __m256i first = _mm256_and_si256(words, mask);
+        __m256i second = _mm256_and_si256(_mm256_srli_epi16(words, 4), mask);
+        __m256i third = _mm256_and_si256(_mm256_srli_epi16(words, 8), mask);
+        __m256i fourth = _mm256_srli_epi16(words, 12);
+        __m256 scale = _mm256_broadcast_ss(scales + i / BLOCK);
+        __m256 next = _mm256_broadcast_ss(scales + i / BLOCK + 1);
+        UNROLL for (int r = 0; r < count; r++) {
+            const int16_t *row = rows.codes + r * inputs + i;
+            __m256 low = _mm256_cvtepi32_ps(products(first, second, row));
+            __m256 high = _mm256_cvtepi32_ps(products(third, fourth, row + BLOCK));
+            sums[r] = _mm256_fmadd_ps(scale, low, sums[r]);
+            others[r] = _mm256_fmadd_ps(next, high, others[r]);
+        }
+    }
+    UNROLL for (int r = 0; r < count; r++) {
+        for (long b = 0; b < padded; b += LANES)
+            sums[r] = _mm256_fmadd_ps(_mm256_loadu_ps(lows + b),
+                                      _mm256_loadu_ps(rows.sums + r * padded + b), sums[r]);
+        found[r] = total(_mm256_add_ps(sums[r], others[r])) * rows.scales[r];
+    }
+}
+
+/* One output of `count` rows by eight bits. */
+INLINE void eight_bits(const int count, const int8_t *weights, float scale, long inputs, Rows rows,
+                       float *found) {
+    __m256 sums[TILE];
+    UNROLL for (int r = 0; r < count; r++) sums[r] = _mm256_setzero_ps();
+    for (long begin = 0; begin < inputs; begin += EXACT) {
+        long end = inputs - begin > EXACT ? begin + EXACT : inputs;
+        __m256i exact[TILE];
+        UNROLL for (int r = 0; r < count; r++) exact[r] = _mm256_setzero_si256();
+        for (long i = begin; i < end; i += BLOCK) {
+            const __m128i *bytes = (const __m128i *)(weights + i);
+            __m256i first = _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes));
+            __m256i second = _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes + 1));
+            UNROLL for (int r = 0; r < count; r++) exact[r] = _mm256_add_epi32(
+                exact[r], products(first, second, rows.codes + r * inputs + i));
+        }
+        UNROLL for (int r = 0; r < count; r++)
+            sums[r] = _mm256_add_ps(sums[r], _mm256_cvtepi32_ps(exact[r]));
+    }
+    UNROLL for (int r = 0; r < count; r++) found[r] = total(sums[r]) * (scale * rows.scales[r]);
+}
+
+/* `found`, [count, outputs], of `rows`, [count, inputs], both float32 or, if `half`, bfloat16.
+
+   `weights`: of four `bits` [outputs, inputs / 4] words, of eight [outputs, inputs]. `scales`: of
+   four bits bfloat16 [outputs, 2, blocks], scales and values of the code 8; of eight float32
+   [outputs]. `inputs`: a multiple of GROUP, or of BLOCK. Returns 0; 1 if memory is short. */
+int multiply(int bits, const void *weights, const void *scales, long outputs, long inputs,
+             const void *rows, long count, int half, void *found, int threads) {
+    long blocks = inputs / BLOCK;
+    long padded = (blocks + LANES - 1) / LANES * LANES;
+    size_t codes = (count * inputs * sizeof(int16_t) + ALIGNED - 1) / ALIGNED * ALIGNED;
+    Rows held = {aligned_alloc(ALIGNED, codes), malloc(count * sizeof(float)),
+                 calloc(count * padded, sizeof(float))};
+    int failed = !held.codes || !held.scales || !held.sums;
+    for (long r = 0; r < count && !failed; r++) {
+        int16_t *own = held.codes + r * inputs;
+        float *sums = held.sums + r * padded;
+        if (half) quantise((const uint16_t *)rows + r * inputs, 1, inputs, own, held.scales + r, sums);
+        else quantise((const float *)rows + r * inputs, 0, inputs, own, held.scales + r, sums);
+    }
+#pragma omp parallel num_threads(threads) if (!failed && outputs * inputs * count > WORTH)
+    {
+        float steps[SHARE][padded], lows[SHARE][padded];
+        memset(steps, 0, sizeof steps);
+        memset(lows, 0, sizeof lows);
+#pragma omp for
+        for (long begin = 0; begin < (failed ? 0 : outputs); begin += SHARE) {
+            long end = outputs - begin < SHARE ? outputs : begin + SHARE;
+            for (long o = begin; bits == 4 && o < end; o++) {
+                const uint16_t *pairs = (const uint16_t *)scales + o * 2 * blocks;
+                for (long b = 0; b < blocks; b++) {
+                    float step = input(pairs, 1, b);
+                    steps[o - begin][b] = step;
+                    lows[o - begin][b] = input(pairs + blocks, 1, b) - 8 * step;
+                }
+            }
+            for (long first = 0, many; first < count; first += many) {
+                Rows part = {held.codes + first * inputs, held.scales + first,
+                             held.sums + first * padded};
+                many = count - first < TILE ? count - first : TILE;
+                for (long o = begin; o < end; o++) {
+                    const int8_t *own = (const int8_t *)weights + o * inputs * bits / 8;
+                    float values[TILE];
+#define PRODUCTS(MANY)                                                                       \
+    bits == 4 ? four_bits(MANY, own, steps[o - begin], lows[o - begin], inputs, padded,      \
+                          part, values)                                                      \
+              : eight_bits(MANY, own, ((const float *)scales)[o], inputs, part, values)
+                    switch (many) {
+                    case 1: PRODUCTS(1); break;
+                    case 2: PRODUCTS(2); break;
+                    case 3: PRODUCTS(3); break;
+                    default: PRODUCTS(TILE);
+                    }
+                    for (long r = 0; r < many; r++)
+                        put((char *)found + (first + r) * outputs * (half ? 2 : 4), half, o,
+                            values[r]);
+                }
+            }
+        }
+    }
+    free(held.codes);
+    free(held.scales);
+    free(held.sums);
+    return failed;
+}

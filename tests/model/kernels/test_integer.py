@@ -1,0 +1,168 @@
+"""The products that this machine's compiler makes: sums of integers, and what they need."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowspec.model.kernels import integer
+from flowspec.model.kernels.base import Packed
+from flowspec.model.kernels.integer import Integer
+from flowspec.model.weights.quantise import Weight, dequantise, quantise
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=[4, 8])
+def kernel(request: pytest.FixtureRequest) -> Integer:
+    found = Integer(request.param)
+    if found.missing():
+        pytest.skip(found.missing())
+    return found
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """What a new process has: nothing is loaded yet."""
+    integer._library.cache_clear()
+    yield
+    integer._library.cache_clear()
+
+
+def packed(kernel: Integer, values: torch.Tensor) -> tuple[Packed, Weight]:
+    weight = quantise([values], (values.shape[0], values.shape[1]), kernel.precisions[0])
+    return kernel.pack(weight, torch.float32, CPU), weight
+
+
+@pytest.mark.parametrize("inputs", [64, 192, 576, 8256])
+def test_products_are_exact_but_for_the_rounding_of_rows(kernel: Integer, inputs: int) -> None:
+    source = torch.Generator().manual_seed(inputs)
+    held, weight = packed(kernel, torch.randn((37, inputs), generator=source))
+    rows = torch.randint(-32767, 32768, (9, inputs), generator=source).float()
+    rows[:, 0] = 32767  # so that a row's codes are its values
+    wanted = rows.double() @ dequantise(weight, torch.float64).t()
+    error = (held.multiply(rows).double() - wanted).norm() / wanted.norm()
+    assert error < 1e-6
+
+
+def test_the_largest_sums_fit(kernel: Integer) -> None:
+    held, weight = packed(kernel, torch.full((3, 16384), 7.0))
+    rows = torch.full((5, 16384), -1.0)
+    wanted = rows.double() @ dequantise(weight, torch.float64).t()
+    torch.testing.assert_close(held.multiply(rows).double(), wanted, rtol=1e-6, atol=0)
+
+
+def test_bfloat16_rows_give_the_nearest_bfloat16(kernel: Integer) -> None:
+    held, _ = packed(kernel, torch.randn((64, 128)))
+    rows = torch.randn((6, 128)).bfloat16()
+    found = held.multiply(rows)
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, held.multiply(rows.float()).bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_no_number_stays_in_its_row(
+    kernel: Integer, bad: float, dtype: torch.dtype
+) -> None:
+    held, _ = packed(kernel, torch.randn((32, 64)))
+    rows = torch.randn((5, 64)).to(dtype)
+    wanted = held.multiply(rows)
+    rows[3, 17] = bad
+    found = held.multiply(rows)
+    assert found[3].isnan().all()
+    others = [0, 1, 2, 4]
+    assert torch.equal(found[others], wanted[others])
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-44, 1e-39, 1e30])
+def test_rows_of_any_size(kernel: Integer, size: float) -> None:
+    held, weight = packed(kernel, torch.randn((32, 64)))
+    rows = torch.randn((4, 64)) * size
+    wanted = rows.double() @ dequantise(weight, torch.float64).t()
+    assert (
+        (held.multiply(rows).double() - wanted).abs() <= 1e-3 * wanted.abs().max() + 1e-37
+    ).all()
+
+
+def test_threads_change_no_bit(kernel: Integer) -> None:
+    held, _ = packed(kernel, torch.randn((515, 256)))
+    rows = torch.randn((7, 256))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = held.multiply(rows)
+        torch.set_num_threads(3)
+        assert torch.equal(held.multiply(rows), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_rows_need_not_lie_side_by_side(kernel: Integer) -> None:
+    held, _ = packed(kernel, torch.randn((32, 64)))
+    rows = torch.randn((64, 5)).t()
+    assert torch.equal(held.multiply(rows), held.multiply(rows.contiguous()))
+
+
+def test_inputs_that_do_not_come_out_even_are_not_taken() -> None:
+    assert Integer(8).takes(7, 96)
+    assert not Integer(4).takes(7, 96)
+    assert not Integer(8).takes(7, 80)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_without_a_compiler_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integer, "cpu_flags", lambda: frozenset({"avx2", "fma"}))
+    monkeypatch.setenv("PATH", "")
+    assert Integer(4).missing() == "there is no C compiler: install gcc"
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_compiler_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\necho 'a.c:1: error: no such header' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(integer, "cpu_flags", lambda: frozenset({"avx2", "fma"}))
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert Integer(8).missing() == (
+        f"{compiler} cannot compile integer.c: a.c:1: error: no such header"
+    )
+    assert not list(tmp_path.rglob("*.so"))
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_cache_that_cannot_be_written_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernel: Integer
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    integer._library.cache_clear()
+    assert "cannot be kept or read: Not a directory" in kernel.missing()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_it_is_compiled_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernel: Integer
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    integer._library.cache_clear()
+    assert not kernel.missing()
+    (made,) = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert made.suffix == ".so"
+    integer._library.cache_clear()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    assert not kernel.missing()
+
+
+def test_a_processor_without_the_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integer, "cpu_flags", lambda: frozenset({"sse2"}))
+    assert Integer(4).missing() == "this CPU has no AVX2 instructions"
