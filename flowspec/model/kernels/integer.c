@@ -5,11 +5,7 @@
    codes and their sums within a block are integers, and exact. Sums of blocks are added in float32
    in one order, so a row has the same bits whatever shares its pass. */
 
-#include <immintrin.h>
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "numbers.h"
 
 enum {
     BLOCK = 32,     /* weights of four bits that share a scale */
@@ -19,12 +15,8 @@ enum {
     SHARE = 8,      /* outputs for which a tile of rows stays in the nearest cache */
     LARGEST = 32767,
     EXACT = 4096,   /* inputs whose products of eight bits surely fit in sums of 32 bits a lane */
-    ALIGNED = 64,   /* bytes of a cache line; a vector across two takes twice as long to read */
     WORTH = 1 << 16 /* products of numbers from which on threads save time */
 };
-
-#define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 4")
 
 typedef struct {
     int16_t *codes; /* [count, inputs] */
@@ -32,37 +24,12 @@ typedef struct {
     float *sums;    /* [count, padded]: of the codes of each block, and zeros */
 } Rows;
 
-INLINE float float_of(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-INLINE uint32_t bits_of(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-/* Input `i` of a row of float32 or, if `half`, bfloat16. */
-INLINE float input(const void *row, int half, long i) {
-    return half ? float_of((uint32_t)((const uint16_t *)row)[i] << 16) : ((const float *)row)[i];
-}
-
-/* Output `i` of a row of float32 or, if `half`, of the nearest bfloat16, the even one of two. */
-INLINE void put(void *row, int half, long i, float value) {
-    uint32_t bits = bits_of(value);
-    uint32_t rounded = isnan(value) ? bits | 1 << 22 : bits + 0x7fff + (bits >> 16 & 1);
-    if (half) ((uint16_t *)row)[i] = (uint16_t)(rounded >> 16);
-    else ((float *)row)[i] = value;
-}
-
 /* One row as codes. The scale of a row with an infinity or a NaN is NaN, and so its products. */
 INLINE void quantise(const void *row, int half, long inputs, int16_t *codes, float *scale,
                      float *sums) {
     uint32_t most = 0;
     for (long i = 0; i < inputs; i++) {
-        uint32_t magnitude = bits_of(input(row, half, i)) & 0x7fffffff;
+        uint32_t magnitude = bits_of(number(row, half, i)) & 0x7fffffff;
         most = magnitude > most ? magnitude : most;
     }
     if (most >= 0x7f800000) {
@@ -73,7 +40,7 @@ INLINE void quantise(const void *row, int half, long inputs, int16_t *codes, flo
     /* The bound is for rows of next to nothing: their steps would be infinitely many. */
     float steps = most ? fminf(LARGEST / float_of(most), 1e38f) : 0;
     *scale = most ? 1 / steps : 0;
-    for (long i = 0; i < inputs; i++) codes[i] = (int16_t)rintf(input(row, half, i) * steps);
+    for (long i = 0; i < inputs; i++) codes[i] = (int16_t)rintf(number(row, half, i) * steps);
     for (long b = 0; b < inputs / BLOCK; b++) {
         int32_t sum = 0;
         for (int i = 0; i < BLOCK; i++) sum += codes[b * BLOCK + i];
@@ -156,8 +123,7 @@ int multiply(int bits, const void *weights, const void *scales, long outputs, lo
              const void *rows, long count, int half, void *found, int threads) {
     long blocks = inputs / BLOCK;
     long padded = (blocks + LANES - 1) / LANES * LANES;
-    size_t codes = (count * inputs * sizeof(int16_t) + ALIGNED - 1) / ALIGNED * ALIGNED;
-    Rows held = {aligned_alloc(ALIGNED, codes), malloc(count * sizeof(float)),
+    Rows held = {aligned(count * inputs * sizeof(int16_t)), malloc(count * sizeof(float)),
                  calloc(count * padded, sizeof(float))};
     int failed = !held.codes || !held.scales || !held.sums;
     for (long r = 0; r < count && !failed; r++) {
@@ -177,9 +143,9 @@ int multiply(int bits, const void *weights, const void *scales, long outputs, lo
             for (long o = begin; bits == 4 && o < end; o++) {
                 const uint16_t *pairs = (const uint16_t *)scales + o * 2 * blocks;
                 for (long b = 0; b < blocks; b++) {
-                    float step = input(pairs, 1, b);
+                    float step = number(pairs, 1, b);
                     steps[o - begin][b] = step;
-                    lows[o - begin][b] = input(pairs + blocks, 1, b) - 8 * step;
+                    lows[o - begin][b] = number(pairs + blocks, 1, b) - 8 * step;
                 }
             }
             for (long first = 0, many; first < count; first += many) {

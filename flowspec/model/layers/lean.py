@@ -18,6 +18,7 @@ import torch
 from flowspec.core.protocol.work import Part
 from flowspec.core.run.key import RunKey
 from flowspec.errors import ConfigError
+from flowspec.model.kernels.attention import exact_attention_for
 from flowspec.model.layers.joined import JoinedPart
 from flowspec.model.layers.linear import KernelLinear
 from flowspec.model.rows.attention import EXACT, EXACT_DEVICES, weighted
@@ -63,6 +64,8 @@ class LeanLayer:
         self._scale = float(attention.scaling)
         self._gate_up = products_of(mlp.gate_proj, mlp.up_proj)
         self._down = product_of(mlp.down_proj)
+        weight = layer.post_attention_layernorm.weight
+        self._exact = exact_attention_for(self._size, weight.dtype, weight.device)
         self._activate: Rows = mlp.act_fn
 
     def run(
@@ -100,7 +103,11 @@ class LeanLayer:
         for own, bias in zip(slots, biases, strict=True):
             end = begin + own.added
             own.write(*(part[:, begin:end] for part in new))
-            found[begin:end].copy_(attend(queries[:, begin:end], own, bias[0], self._scale))
+            part = queries[:, begin:end]
+            if self._exact is not None:
+                self._exact.into(found[begin:end], part, own.kept, bias[0], self._scale)
+            else:
+                found[begin:end].copy_(attend(part, own, bias[0], self._scale))
             begin = end
         if len(found) > count:
             found[1].copy_(found[0])

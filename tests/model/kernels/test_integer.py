@@ -1,15 +1,10 @@
-"""The products that this machine's compiler makes: sums of integers, and what they need."""
+"""The products in C: sums of integers, of any rows."""
 
 from __future__ import annotations
-
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
-from flowspec.model.kernels import integer
 from flowspec.model.kernels.base import Packed
 from flowspec.model.kernels.integer import Integer
 from flowspec.model.weights.quantise import Weight, dequantise, quantise
@@ -23,14 +18,6 @@ def kernel(request: pytest.FixtureRequest) -> Integer:
     if found.missing():
         pytest.skip(found.missing())
     return found
-
-
-@pytest.fixture
-def fresh() -> Iterator[None]:
-    """What a new process has: nothing is loaded yet."""
-    integer._library.cache_clear()
-    yield
-    integer._library.cache_clear()
 
 
 def packed(kernel: Integer, values: torch.Tensor) -> tuple[Packed, Weight]:
@@ -112,57 +99,3 @@ def test_inputs_that_do_not_come_out_even_are_not_taken() -> None:
     assert Integer(8).takes(7, 96)
     assert not Integer(4).takes(7, 96)
     assert not Integer(8).takes(7, 80)
-
-
-@pytest.mark.usefixtures("fresh")
-def test_without_a_compiler_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integer, "cpu_flags", lambda: frozenset({"avx2", "fma"}))
-    monkeypatch.setenv("PATH", "")
-    assert Integer(4).missing() == "there is no C compiler: install gcc"
-
-
-@pytest.mark.usefixtures("fresh")
-def test_a_compiler_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compiler = tmp_path / "cc"
-    compiler.write_text("#!/bin/sh\necho 'a.c:1: error: no such header' >&2\nexit 1\n")
-    compiler.chmod(0o755)
-    monkeypatch.setattr(integer, "cpu_flags", lambda: frozenset({"avx2", "fma"}))
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert Integer(8).missing() == (
-        f"{compiler} cannot compile integer.c: a.c:1: error: no such header"
-    )
-    assert not list(tmp_path.rglob("*.so"))
-
-
-@pytest.mark.usefixtures("fresh")
-def test_a_cache_that_cannot_be_written_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernel: Integer
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    integer._library.cache_clear()
-    assert "cannot be kept or read: Not a directory" in kernel.missing()
-
-
-@pytest.mark.usefixtures("fresh")
-def test_it_is_compiled_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernel: Integer
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    integer._library.cache_clear()
-    assert not kernel.missing()
-    (made,) = [file for file in tmp_path.rglob("*") if file.is_file()]
-    assert made.suffix == ".so"
-    integer._library.cache_clear()
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("compiled again")
-
-    monkeypatch.setattr(subprocess, "run", refuse)
-    assert not kernel.missing()
-
-
-def test_a_processor_without_the_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integer, "cpu_flags", lambda: frozenset({"sse2"}))
-    assert Integer(4).missing() == "this CPU has no AVX2 instructions"

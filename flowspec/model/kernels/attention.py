@@ -1,0 +1,77 @@
+"""Attention in float64 in C, over rows as they are kept: ``attention.c``."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from flowspec.model.kernels.compiled import compiled
+
+_SOURCE = "attention.c"
+#: Numbers of a head that are read at once.
+_TOGETHER = 16
+_ROWS = (torch.float32, torch.bfloat16)
+
+
+class _Piece(ctypes.Structure):
+    """A range of kept rows, as the source has it."""
+
+    _fields_ = (
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("count", ctypes.c_long),
+        ("head", ctypes.c_long),
+    )
+
+
+def _piece(rows: torch.Tensor) -> _Piece:
+    keys = rows.data_ptr()
+    values = keys + rows.stride(0) * rows.element_size()
+    return _Piece(keys, values, rows.shape[2], rows.stride(1))
+
+
+class ExactAttention:
+    """One softmax over the unmasked slots for each row and head, rounded once, as ``exact``'s."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        size, address, number = ctypes.c_long, ctypes.c_void_p, ctypes.c_int
+        self._attend = library.attend
+        self._attend.argtypes = [
+            *(number, address, size, size, size, size, size, size),
+            *(address, address, size, ctypes.c_double, address, number),
+        ]
+
+    def into(
+        self,
+        found: torch.Tensor,
+        queries: torch.Tensor,
+        kept: Sequence[torch.Tensor],
+        bias: torch.Tensor,
+        scale: float,
+    ) -> None:
+        """Write what the rows find, ``[rows, heads, head_dim]``, into ``found``.
+
+        ``queries``: ``[heads, rows, head_dim]``, in the type of ``found``. ``kept``: pieces of the
+        keys and values, ``[2, key heads, slots, head_dim]``, in that type. ``bias``: float64, what
+        is added to the scores, ``[1, shared x rows, slots]``.
+        """
+        heads, count, dim = queries.shape
+        pieces = (_Piece * len(kept))(*map(_piece, kept))
+        if self._attend(
+            *(queries.dtype == torch.bfloat16, queries.data_ptr(), *queries.stride()[:2]),
+            *(heads, heads // kept[0].shape[1], count, dim, pieces),
+            *(bias.data_ptr(), bias.shape[-1], scale, found.data_ptr(), torch.get_num_threads()),
+        ):
+            raise MemoryError(f"no memory for the attention of {count} rows")
+
+
+def exact_attention_for(
+    head_dim: int, rows: torch.dtype, device: torch.device
+) -> ExactAttention | None:
+    """The compiled attention over rows of this kind; None: it cannot be had, or not for them."""
+    if device.type != "cpu" or rows not in _ROWS or head_dim % _TOGETHER:
+        return None
+    library = compiled(_SOURCE)
+    return None if isinstance(library, str) else ExactAttention(library)

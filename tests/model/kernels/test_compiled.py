@@ -1,0 +1,75 @@
+"""The compiler of a machine: used once, and one line where it is missing or fails."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flowspec.model.kernels import compiled as module
+from flowspec.model.kernels.compiled import compiled
+from flowspec.model.kernels.integer import Integer
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A new process of a user whose cache is empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "cpu_flags", lambda: frozenset({"avx2", "fma"}))
+    compiled.cache_clear()
+    yield tmp_path / "cache"
+    compiled.cache_clear()
+
+
+@pytest.mark.parametrize("source", ["integer.c", "attention.c"])
+def test_it_is_compiled_once(source: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = compiled(source)
+    if isinstance(found, str):
+        pytest.skip(found)
+    (made,) = [file for file in cache.rglob("*") if file.is_file()]
+    assert made.suffix == ".so"
+    compiled.cache_clear()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    assert isinstance(compiled(source), ctypes.CDLL)
+
+
+def test_without_a_compiler_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert Integer(4).missing() == "there is no C compiler: install gcc"
+
+
+def test_a_compiler_that_fails_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path
+) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\necho 'a.c:1: error: no such header' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert Integer(8).missing() == (
+        f"{compiler} cannot compile integer.c: a.c:1: error: no such header"
+    )
+    assert not [file for file in cache.rglob("*") if file.is_file()]
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = tmp_path / "cc"
+    compiler.touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(compiler))
+    assert Integer(4).missing() == (
+        "the compiled integer.c cannot be kept or read: Not a directory"
+    )
+
+
+def test_a_processor_without_the_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "cpu_flags", lambda: frozenset({"sse2"}))
+    assert Integer(4).missing() == "this CPU has no AVX2 instructions"
