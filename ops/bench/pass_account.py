@@ -84,6 +84,7 @@ TIMED = (
     ("flowspec.model.rows.kv", "TreeCacheLayer.update", "KV rows"),
     ("flowspec.model.layers.linear", "KernelLinear.multiply", "linears"),
     ("flowspec.model.layers.lean", "attend", "attention"),
+    ("flowspec.model.kernels.attention", "ExactAttention.into", "attention"),
     ("flowspec.model.drafters.language_model", "propose", "proposals"),
     ("flowspec.model.drafters.eagle", "propose", "proposals"),
 )
