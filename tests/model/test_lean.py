@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from flowspec.core.protocol.work import Part, Pruned
 from flowspec.core.run.key import RunKey
 from flowspec.errors import ConfigError
+from flowspec.model.kernels.attention import ExactAttention, exact_attention_for
 from flowspec.model.layers import lean
 from flowspec.model.layers.block import LayerBlock
 from flowspec.model.layers.placing import place
@@ -71,6 +73,26 @@ def test_a_path_that_is_not_equal_is_not_taken(
 
     monkeypatch.setattr(lean, "turned", wrong)
     assert block_of(family("llama")).lean is None
+
+
+def test_a_tie_of_the_compiled_attention_costs_no_more_than_that(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if exact_attention_for(16, torch.float32, torch.device("cpu")) is None:
+        pytest.skip("this machine cannot compile it")
+    into = ExactAttention.into
+    usual = block_of(family("llama")).lean
+    assert usual is not None
+    assert all(layer._exact is not None for layer in usual._layers)
+
+    def another_way(own: ExactAttention, found: torch.Tensor, *given: Any) -> None:
+        into(own, found, *given)
+        found.flatten()[0].nextafter_(torch.tensor(torch.inf))
+
+    monkeypatch.setattr(ExactAttention, "into", another_way)
+    path = block_of(family("llama")).lean
+    assert path is not None
+    assert all(layer._exact is None for layer in path._layers)
 
 
 def test_a_norm_whose_bits_differ_stays_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ token has no row, as it has no parent; here it has one, but no other row attends
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -449,15 +450,14 @@ def read_head(
         setattr(head.get_submodule(module), leaf, value)
     head.eval()
     if exact and lean.has_short_path(head.body, where.device):
-        head.lean = _short_path(head, where)
+        head.lean = lean.first_equal(head.body, None, partial(_equal, head, where))
     return head
 
 
 @torch.inference_mode()
-def _short_path(head: EagleHead, placing: Placing) -> LeanLayers | None:
-    """The short path through the head's layers; None: it does not give the library's bits."""
+def _equal(head: EagleHead, placing: Placing, short: LeanLayers) -> bool:
+    """Whether the short path through the head's layers gives the library's bits."""
     source = torch.Generator().manual_seed(head.config.hidden_size)
-    short = LeanLayers(head.body)
     counts = lean.TESTED
     found: list[list[torch.Tensor]] = []
     given = [
@@ -477,7 +477,7 @@ def _short_path(head: EagleHead, placing: Placing) -> LeanLayers | None:
             begin += count
         found.append([*rows, cache.storage])
     head.lean = None
-    return short if all(map(torch.equal, *found)) else None
+    return all(map(torch.equal, *found))
 
 
 def _place_linears(head: EagleHead, directory: ModelDirectory, placing: Placing) -> None:

@@ -1,6 +1,6 @@
 /* Attention of a job's rows to its kept ones, in float64. attention.py calls it.
 
-   Scores, softmax and weighted sum are in float64 and rounded once. Keys and values become float64
+   Scores, softmax and weighted sum are in float64 and rounded at the end. Keys and values become float64
    in pieces that stay in the nearest cache, for all queries that share them. */
 
 #include "numbers.h"
@@ -56,14 +56,15 @@ static void add_all(long count, double *sums, long apart, const double *left, lo
     if (count == 1) add(1, sums, apart, left, left_apart, right, right_apart, steps);
 }
 
-/* e to the power of numbers of which none is above 0, and of very small ones next to nothing: what
-   is left of them beside multiples of ln 2 (Cody and Waite), by its series. */
+/* e to the power of numbers of which none is above 0, and 0 of very small ones: what is left of
+   them beside multiples of ln 2 (Cody and Waite), by its series. What is no number stays so. */
 INLINE __m256d exponential(__m256d numbers) {
     const double series[] = {
         1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
         1.0 / 720,       1.0 / 120,      1.0 / 24,      1.0 / 6,      1.0 / 2,     1.0,
         1.0};
-    __m256d given = _mm256_max_pd(_mm256_set1_pd(-700), numbers); /* keeps what is no number */
+    const __m256d least = _mm256_set1_pd(-700);
+    __m256d given = _mm256_max_pd(least, numbers), counts = _mm256_cmp_pd(numbers, least, _CMP_NLT_UQ);
     __m256d powers = _mm256_round_pd(_mm256_mul_pd(given, _mm256_set1_pd(1.4426950408889634)),
                                      _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m256d rest = _mm256_fnmadd_pd(powers, _mm256_set1_pd(0.6931471803691238), given);
@@ -72,8 +73,8 @@ INLINE __m256d exponential(__m256d numbers) {
     _Pragma("GCC unroll 13") for (int k = 0; k < 13; k++)
         found = _mm256_fmadd_pd(found, rest, _mm256_set1_pd(series[k]));
     __m256i exponents = _mm256_cvtepi32_epi64(_mm256_cvtpd_epi32(powers));
-    return _mm256_castsi256_pd(
-        _mm256_add_epi64(_mm256_castpd_si256(found), _mm256_slli_epi64(exponents, 52)));
+    __m256i scaled = _mm256_add_epi64(_mm256_castpd_si256(found), _mm256_slli_epi64(exponents, 52));
+    return _mm256_and_pd(_mm256_castsi256_pd(scaled), counts);
 }
 
 /* The numerators of a softmax in the place of `scores`; those from `slots` to `padded` are 0.

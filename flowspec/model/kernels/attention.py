@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
-from flowspec.model.kernels.compiled import compiled
+from flowspec.errors import ModelError
+from flowspec.model.kernels.compiled import ROWS, compiled
 
 _SOURCE = "attention.c"
 #: Numbers of a head that are read at once.
 _TOGETHER = 16
-_ROWS = (torch.float32, torch.bfloat16)
 
 
 class _Piece(ctypes.Structure):
@@ -58,11 +58,20 @@ class ExactAttention:
         is added to the scores, ``[1, shared x rows, slots]``.
         """
         heads, count, dim = queries.shape
+        slots = sum(piece.shape[2] for piece in kept)
+        alike = all(rows.dtype == found.dtype for rows in (queries, *kept))
+        close = queries.stride(2) == 1 and all(rows.stride()[2:] == (dim, 1) for rows in kept)
+        if not (alike and close and found.is_contiguous()):
+            raise ModelError(
+                "attention over rows of several types, or that lie otherwise than kept"
+            )
+        if bias.dtype != torch.float64 or bias.shape[-1] != slots or not bias.is_contiguous():
+            raise ModelError(f"attention to {bias.shape[-1]} slots, of which {slots} are kept")
         pieces = (_Piece * len(kept))(*map(_piece, kept))
         if self._attend(
             *(queries.dtype == torch.bfloat16, queries.data_ptr(), *queries.stride()[:2]),
             *(heads, heads // kept[0].shape[1], count, dim, pieces),
-            *(bias.data_ptr(), bias.shape[-1], scale, found.data_ptr(), torch.get_num_threads()),
+            *(bias.data_ptr(), slots, scale, found.data_ptr(), torch.get_num_threads()),
         ):
             raise MemoryError(f"no memory for the attention of {count} rows")
 
@@ -71,7 +80,7 @@ def exact_attention_for(
     head_dim: int, rows: torch.dtype, device: torch.device
 ) -> ExactAttention | None:
     """The compiled attention over rows of this kind; None: it cannot be had, or not for them."""
-    if device.type != "cpu" or rows not in _ROWS or head_dim % _TOGETHER:
+    if device.type != "cpu" or rows not in ROWS or head_dim % _TOGETHER:
         return None
     library = compiled(_SOURCE)
     return None if isinstance(library, str) else ExactAttention(library)

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
+import os
+import platform
 import shutil
 import subprocess
-import tempfile
 from functools import lru_cache
 from pathlib import Path
+
+import torch
 
 from flowspec.model.kernels.cpu import cpu_flags
 from flowspec.model.weights.tensor_files import user_cache
 
+#: Types of rows that the sources take.
+ROWS = (torch.float32, torch.bfloat16)
 _FOLDER = Path(__file__).parent
-_SHARED = _FOLDER / "numbers.h"
+_SHARED = "numbers.h"
 #: A compiler is asked for no more than these instructions, so all such machines compute the same.
 _NEEDED = {"avx2": "-mavx2", "fma": "-mfma"}
 _OPTIONS = (
     *("-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
     *("-fopenmp", "-shared", "-fPIC"),
 )
-_COMPILERS = ("cc", "gcc")
+#: The first that there is: torch's threads are those of gcc's OpenMP.
+_COMPILERS = ("gcc", "cc")
 _COMPILE_SECONDS = 60.0
+#: Code that others might have written is not run.
+_MODE = 0o700
+_OTHERS_WRITE = 0o022
 
 
 @lru_cache
@@ -32,32 +42,57 @@ def compiled(source: str) -> ctypes.CDLL | str:
     What is missing if it cannot be had.
     """
     if not cpu_flags() >= _NEEDED.keys():
-        return "this CPU has no AVX2 instructions"
+        return "this is no x86 CPU with AVX2 and FMA instructions"
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         return "there is no C compiler: install gcc"
-    file = _FOLDER / source
-    command = [compiler, *_NEEDED.values(), *_OPTIONS]
-    whole = "\0".join(command).encode() + _SHARED.read_bytes() + file.read_bytes()
-    key = hashlib.sha256(whole).hexdigest()[:16]
     try:
-        made = user_cache() / "kernels" / f"{file.stem}-{key}.so"
-        if not made.is_file():
-            made.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=made.parent) as folder:
-                partial = Path(folder) / made.name
-                _compile([*command, str(file), "-o", str(partial), "-lm"])
-                partial.rename(made)
-        return ctypes.CDLL(str(made))
+        made = _made(source, [compiler, *_NEEDED.values(), *_OPTIONS])
+        try:
+            return ctypes.CDLL(str(made))
+        except OSError:  # cut short as the machine stopped
+            made.unlink(missing_ok=True)
+            return ctypes.CDLL(str(_made(source, [compiler, *_NEEDED.values(), *_OPTIONS])))
     except subprocess.SubprocessError as error:
         return f"{compiler} cannot compile {source}: {error}"
     except OSError as error:
         return f"the compiled {source} cannot be kept or read: {error.strerror or error}"
 
 
+def _made(source: str, command: list[str]) -> Path:
+    """The library of ``source`` by ``command``; one process compiles it, the others wait."""
+    texts = [(_FOLDER / name).read_bytes() for name in (_SHARED, source)]
+    parts = [*command, *platform.libc_ver()]
+    key = hashlib.sha256(b"\0".join([*map(str.encode, parts), *texts])).hexdigest()[:16]
+    folder = user_cache() / "kernels"
+    folder.mkdir(mode=_MODE, parents=True, exist_ok=True)
+    made = folder / f"{Path(source).stem}-{key}.so"
+    with (folder / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.is_file():
+            partial = made.with_suffix(".partial")
+            _compile([*command, str(_FOLDER / source), "-o", str(partial), "-lm"])
+            partial.chmod(_MODE)
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            partial.rename(made)
+    for path in (folder, made):
+        about = path.stat()
+        if about.st_uid != os.geteuid() or about.st_mode & _OTHERS_WRITE:
+            raise PermissionError(f"{path} can be written by other users; delete it")
+    return made
+
+
 def _compile(command: list[str]) -> None:
     """Run ``command``; SubprocessError with its first error."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        timeout=_COMPILE_SECONDS,
+        env={**os.environ, "LC_ALL": "C"},
+        check=False,
+    )
     if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if "error" in line]
-        raise subprocess.SubprocessError((errors or ["no error was said"])[0].strip())
+        lines = done.stderr.decode(errors="replace").splitlines() or ["it said nothing"]
+        said = next((line for line in lines if "error" in line), lines[-1])
+        raise subprocess.SubprocessError(said.strip())

@@ -2,8 +2,8 @@
 
    A row is held as codes of 16 bits and one scale. A weight is a code of four bits, of which 32
    share a scale and a middle, or one of eight bits, with a scale for all of an output. Products of
-   codes and their sums within a block are integers, and exact. Sums of blocks are added in float32
-   in one order, so a row has the same bits whatever shares its pass. */
+   codes are integers, and so are sums over a block of 32, or over EXACT inputs of eight bits. These
+   are added in float32 in one order, so a row has the same bits whatever shares its pass. */
 
 #include "numbers.h"
 
@@ -134,7 +134,8 @@ int multiply(int bits, const void *weights, const void *scales, long outputs, lo
     }
 #pragma omp parallel num_threads(threads) if (!failed && outputs * inputs * count > WORTH)
     {
-        float steps[SHARE][padded], lows[SHARE][padded];
+        long room = bits == 4 ? padded : 1;
+        float steps[SHARE][room], lows[SHARE][room];
         memset(steps, 0, sizeof steps);
         memset(lows, 0, sizeof lows);
 #pragma omp for

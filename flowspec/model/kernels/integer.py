@@ -1,7 +1,7 @@
 """4-bit and 8-bit products in C.
 
 torch's products for these precisions read a CPU without AVX-512 at a third of its memory's speed.
-A row's sums are integers, and exact, within a block of 32 inputs: ``integer.c``.
+A row's products are summed as integers (``integer.c``).
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import ctypes
 
 import torch
 
+from flowspec.errors import ModelError
 from flowspec.model.kernels.base import Packed
-from flowspec.model.kernels.compiled import compiled
+from flowspec.model.kernels.compiled import ROWS, compiled
 from flowspec.model.weights.quantise import Weight, unpacked
 
 _SOURCE = "integer.c"
@@ -47,11 +48,13 @@ class Integer:
             *(number, address, address, size, size),
             *(address, size, number, address, number),
         ]
-        codes = weight.codes if self._bits == 8 else _in_words(weight.codes)
+        codes = weight.codes.contiguous() if self._bits == 8 else _in_words(weight.codes)
         scales = weight.scales.contiguous()
         outputs, inputs = weight.shape
 
         def multiply(given: torch.Tensor) -> torch.Tensor:
+            if given.dtype not in ROWS or given.shape[1] != inputs:
+                raise ModelError(f"rows of {given.dtype}, {given.shape[1]} wide; {inputs} expected")
             kept = given.contiguous()
             products = kept.new_empty((kept.shape[0], outputs))
             if products_of(

@@ -1,16 +1,18 @@
-"""A short path through the library's plain decoder layers, bit for bit what they compute.
+"""A short path through the library's plain decoder layers: the bits that they compute.
 
 A small model's pass is mostly the library's own Python: module calls, views, a dozen small
 operations for a norm and a rotation. Here a layer is the operations alone. Only families whose
 layer is norm, attention, norm, gated feed-forward part, each with a residual sum, have this path.
 It is used only where a test at start shows it equal to the library's layers; a layer that others
-watch by hooks is run by the library.
+watch by hooks is run by the library. Where the attention is compiled, it sums in another order in
+float64, so a tie of the rounding may fall otherwise.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,9 +48,9 @@ Rows = Callable[[torch.Tensor], torch.Tensor]
 
 
 class LeanLayer:
-    """One decoder layer, ``layer`` of the library's."""
+    """One decoder layer, ``layer`` of the library's; its attention ``compiled`` if it can be."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, compiled: bool) -> None:
         attention = layer.self_attn
         mlp = layer.mlp
         self.watched = layer
@@ -65,7 +67,8 @@ class LeanLayer:
         self._gate_up = products_of(mlp.gate_proj, mlp.up_proj)
         self._down = product_of(mlp.down_proj)
         weight = layer.post_attention_layernorm.weight
-        self._exact = exact_attention_for(self._size, weight.dtype, weight.device)
+        kind = self._size, weight.dtype, weight.device
+        self._exact = exact_attention_for(*kind) if compiled else None
         self._activate: Rows = mlp.act_fn
 
     def run(
@@ -135,10 +138,10 @@ class LeanLayers:
     head, or one that does more than a product.
     """
 
-    def __init__(self, body: Any, head: Rows | None = None) -> None:
+    def __init__(self, body: Any, head: Rows | None = None, *, compiled: bool = True) -> None:
         self.head = head
         self._body = body
-        self._layers = [LeanLayer(layer) for layer in body.layers]
+        self._layers = [LeanLayer(layer, compiled) for layer in body.layers]
         self._norm: Rows = norm_of(body.norm)
         self._turns = Turns(body.rotary_emb)
         linears = [module for module in body.layers.modules() if isinstance(module, KernelLinear)]
@@ -360,8 +363,18 @@ def has_short_path(body: Any, device: torch.device) -> bool:
 def lean_layers(block: Any) -> LeanLayers | None:
     """The short path of ``block``, which ``has_short_path``; None: it is not equal."""
     head = None if block.head is None else head_of(block.head, block.placing.head_rows)
-    lean = LeanLayers(block.body, head)
-    return lean if _equal(block, lean) else None
+    return first_equal(block.body, head, partial(_equal, block))
+
+
+def first_equal(
+    body: Any, head: Rows | None, equal: Callable[[LeanLayers], bool]
+) -> LeanLayers | None:
+    """The short path that is ``equal`` in a trial; None: there is none.
+
+    If a tie fell otherwise there, it is the one without the compiled attention.
+    """
+    paths = (LeanLayers(body, head, compiled=compiled) for compiled in (True, False))
+    return next(filter(equal, paths), None)
 
 
 def wanted() -> str:

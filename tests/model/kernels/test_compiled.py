@@ -29,8 +29,9 @@ def test_it_is_compiled_once(source: str, cache: Path, monkeypatch: pytest.Monke
     found = compiled(source)
     if isinstance(found, str):
         pytest.skip(found)
-    (made,) = [file for file in cache.rglob("*") if file.is_file()]
-    assert made.suffix == ".so"
+    (made,) = cache.rglob("*.so")
+    assert made.parent.stat().st_mode & 0o077 == 0
+    assert {file.name for file in made.parent.iterdir()} == {made.name, "lock"}
     compiled.cache_clear()
 
     def refuse(*_: object, **__: object) -> None:
@@ -38,6 +39,30 @@ def test_it_is_compiled_once(source: str, cache: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(subprocess, "run", refuse)
     assert isinstance(compiled(source), ctypes.CDLL)
+
+
+def test_one_that_was_cut_short_is_compiled_again(cache: Path) -> None:
+    if isinstance(found := compiled("integer.c"), str):
+        pytest.skip(found)
+    (made,) = cache.rglob("*.so")
+    made.unlink()  # the one that is loaded must not change
+    made.touch(0o700)
+    compiled.cache_clear()
+    assert isinstance(compiled("integer.c"), ctypes.CDLL)
+
+
+@pytest.mark.parametrize("which", ["folder", "file"])
+def test_code_that_others_can_write_is_not_run(which: str, cache: Path) -> None:
+    if isinstance(found := compiled("integer.c"), str):
+        pytest.skip(found)
+    (made,) = cache.rglob("*.so")
+    path = made.parent if which == "folder" else made
+    path.chmod(0o770)
+    compiled.cache_clear()
+    assert Integer(4).missing() == (
+        f"the compiled integer.c cannot be kept or read: {path} can be written by other users; "
+        "delete it"
+    )
 
 
 def test_without_a_compiler_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,14 +73,14 @@ def test_without_a_compiler_one_line_says_what_to_install(monkeypatch: pytest.Mo
 def test_a_compiler_that_fails_is_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path
 ) -> None:
-    compiler = tmp_path / "cc"
+    compiler = tmp_path / "gcc"
     compiler.write_text("#!/bin/sh\necho 'a.c:1: error: no such header' >&2\nexit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert Integer(8).missing() == (
         f"{compiler} cannot compile integer.c: a.c:1: error: no such header"
     )
-    assert not [file for file in cache.rglob("*") if file.is_file()]
+    assert not list(cache.rglob("*.so"))
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(
@@ -72,4 +97,4 @@ def test_a_cache_that_cannot_be_written_is_one_line(
 
 def test_a_processor_without_the_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "cpu_flags", lambda: frozenset({"sse2"}))
-    assert Integer(4).missing() == "this CPU has no AVX2 instructions"
+    assert Integer(4).missing() == "this is no x86 CPU with AVX2 and FMA instructions"

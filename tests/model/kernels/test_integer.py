@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flowspec.errors import ModelError
 from flowspec.model.kernels.base import Packed
 from flowspec.model.kernels.integer import Integer
 from flowspec.model.weights.quantise import Weight, dequantise, quantise
@@ -25,8 +26,10 @@ def packed(kernel: Integer, values: torch.Tensor) -> tuple[Packed, Weight]:
     return kernel.pack(weight, torch.float32, CPU), weight
 
 
-@pytest.mark.parametrize("inputs", [64, 192, 576, 8256])
+@pytest.mark.parametrize("inputs", [32, 64, 96, 192, 576, 8256])
 def test_products_are_exact_but_for_the_rounding_of_rows(kernel: Integer, inputs: int) -> None:
+    if not kernel.takes(37, inputs):
+        pytest.skip("the kernel does not take this shape")
     source = torch.Generator().manual_seed(inputs)
     held, weight = packed(kernel, torch.randn((37, inputs), generator=source))
     rows = torch.randint(-32767, 32768, (9, inputs), generator=source).float()
@@ -87,6 +90,14 @@ def test_threads_change_no_bit(kernel: Integer) -> None:
         assert torch.equal(held.multiply(rows), alone)
     finally:
         torch.set_num_threads(before)
+
+
+def test_rows_of_another_type_or_width_are_refused(kernel: Integer) -> None:
+    held, _ = packed(kernel, torch.randn((32, 64)))
+    with pytest.raises(ModelError, match=r"rows of torch.float64, 64 wide; 64 expected"):
+        held.multiply(torch.randn((2, 64)).double())
+    with pytest.raises(ModelError, match="128 wide; 64 expected"):
+        held.multiply(torch.randn((2, 128)))
 
 
 def test_rows_need_not_lie_side_by_side(kernel: Integer) -> None:
