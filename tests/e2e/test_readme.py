@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,21 @@ def test_the_transcript_is_what_the_demo_says() -> None:
     assert f"\n{text.strip()}\n" in transcript
     line = rf"^{len(answer)} tokens; [\d.]+ tokens/s, hit rate [\d.]+$"
     assert re.search(line, transcript, re.MULTILINE)
+
+
+@pytest.mark.gate
+@pytest.mark.live
+def test_the_demo_answers_what_the_transcript_says() -> None:
+    """In the file's own four bits, by this machine's kernels."""
+    if not MODEL.is_file():
+        pytest.skip("the demo's model is not there: `make smollm2` fetches it")
+    prompt, count = demo()
+    command = [sys.executable, "-m", "flowspec", "generate", prompt, "--target", str(MODEL)]
+    options = ["--draft", "ngram", "--max-new-tokens", str(count)]
+    done = subprocess.run(
+        [*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert f"\n{done.stdout.strip()}\n" in block("console")
 
 
 @pytest.mark.gate

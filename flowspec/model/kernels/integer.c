@@ -1,50 +1,49 @@
 /* Products of rows and quantised weights, summed as integers. integer.py compiles and calls it.
 
-   A row is held as codes of 16 bits and one scale. A weight is a code of four bits, of which 32
+   A row is held as codes of 16 bits, of which 32 share a scale. A weight is a code of four bits, of which 32
    share a scale and a middle, or one of eight bits, with a scale for all of an output. Products of
-   codes are integers, and so are sums over a block of 32, or over EXACT inputs of eight bits. These
-   are added in float32 in one order, so a row has the same bits whatever shares its pass. */
+   codes and their sums over 32 inputs are integers, and exact. These are added in float32 in one
+   order, so a row has the same bits whatever shares its pass. */
 
 #include "numbers.h"
 
 enum {
-    BLOCK = 32,     /* weights of four bits that share a scale */
+    BLOCK = 32,     /* inputs of a row that share a scale, and weights of four bits */
     GROUP = 64,     /* weights of four bits that are read at once */
     LANES = 8,      /* numbers of 32 bits in a vector */
     TILE = 4,       /* rows that share what is read of the weights */
     SHARE = 8,      /* outputs for which a tile of rows stays in the nearest cache */
     LARGEST = 32767,
-    EXACT = 4096,   /* inputs whose products of eight bits surely fit in sums of 32 bits a lane */
     WORTH = 1 << 16 /* products of numbers from which on threads save time */
 };
 
 typedef struct {
     int16_t *codes; /* [count, inputs] */
-    float *scales;  /* [count] */
-    float *sums;    /* [count, padded]: of the codes of each block, and zeros */
+    float *scales;  /* [count, padded]: of each block, and zeros */
+    float *sums;    /* [count, padded]: of the inputs of each block, and zeros */
 } Rows;
 
-/* One row as codes. The scale of a row with an infinity or a NaN is NaN, and so its products. */
-INLINE void quantise(const void *row, int half, long inputs, int16_t *codes, float *scale,
+/* One row as codes, each block with a scale of its own: some inputs of real models are a hundred
+   thousand times as large as the others. The scale of a block with an infinity or a NaN is NaN, and
+   so are the row's products. */
+INLINE void quantise(const void *row, int half, long inputs, int16_t *codes, float *scales,
                      float *sums) {
-    uint32_t most = 0;
-    for (long i = 0; i < inputs; i++) {
-        uint32_t magnitude = bits_of(number(row, half, i)) & 0x7fffffff;
-        most = magnitude > most ? magnitude : most;
-    }
-    if (most >= 0x7f800000) {
-        memset(codes, 0, inputs * sizeof *codes);
-        *scale = NAN;
-        return;
-    }
-    /* The bound is for rows of next to nothing: their steps would be infinitely many. */
-    float steps = most ? fminf(LARGEST / float_of(most), 1e38f) : 0;
-    *scale = most ? 1 / steps : 0;
-    for (long i = 0; i < inputs; i++) codes[i] = (int16_t)rintf(number(row, half, i) * steps);
     for (long b = 0; b < inputs / BLOCK; b++) {
+        uint32_t most = 0;
         int32_t sum = 0;
-        for (int i = 0; i < BLOCK; i++) sum += codes[b * BLOCK + i];
-        sums[b] = (float)sum;
+        for (long i = b * BLOCK; i < (b + 1) * BLOCK; i++) {
+            uint32_t magnitude = bits_of(number(row, half, i)) & 0x7fffffff;
+            most = magnitude > most ? magnitude : most;
+        }
+        /* The bound is for blocks of next to nothing: their steps would be infinitely many. */
+        int finite = most < 0x7f800000;
+        float steps = finite && most ? fminf(LARGEST / float_of(most), 1e38f) : 0;
+        scales[b] = finite ? (most ? 1 / steps : 0) : NAN;
+        for (long i = b * BLOCK; i < (b + 1) * BLOCK; i++) {
+            codes[i] = finite ? (int16_t)rintf(number(row, half, i) * steps) : 0;
+            sum += codes[i];
+        }
+        sums[b] = (float)sum * scales[b];
     }
 }
 
@@ -78,40 +77,39 @@ INLINE void four_bits(const int count, const void *weights, const float *scales,
         __m256 next = _mm256_broadcast_ss(scales + i / BLOCK + 1);
         UNROLL for (int r = 0; r < count; r++) {
             const int16_t *row = rows.codes + r * inputs + i;
+            const float *own = rows.scales + r * padded + i / BLOCK;
             __m256 low = _mm256_cvtepi32_ps(products(first, second, row));
             __m256 high = _mm256_cvtepi32_ps(products(third, fourth, row + BLOCK));
-            sums[r] = _mm256_fmadd_ps(scale, low, sums[r]);
-            others[r] = _mm256_fmadd_ps(next, high, others[r]);
+            __m256 steps = _mm256_mul_ps(scale, _mm256_broadcast_ss(own));
+            __m256 more = _mm256_mul_ps(next, _mm256_broadcast_ss(own + 1));
+            sums[r] = _mm256_fmadd_ps(steps, low, sums[r]);
+            others[r] = _mm256_fmadd_ps(more, high, others[r]);
         }
     }
     UNROLL for (int r = 0; r < count; r++) {
         for (long b = 0; b < padded; b += LANES)
             sums[r] = _mm256_fmadd_ps(_mm256_loadu_ps(lows + b),
                                       _mm256_loadu_ps(rows.sums + r * padded + b), sums[r]);
-        found[r] = total(_mm256_add_ps(sums[r], others[r])) * rows.scales[r];
+        found[r] = total(_mm256_add_ps(sums[r], others[r]));
     }
 }
 
 /* One output of `count` rows by eight bits. */
-INLINE void eight_bits(const int count, const int8_t *weights, float scale, long inputs, Rows rows,
-                       float *found) {
+INLINE void eight_bits(const int count, const int8_t *weights, float scale, long inputs,
+                       long padded, Rows rows, float *found) {
     __m256 sums[TILE];
     UNROLL for (int r = 0; r < count; r++) sums[r] = _mm256_setzero_ps();
-    for (long begin = 0; begin < inputs; begin += EXACT) {
-        long end = inputs - begin > EXACT ? begin + EXACT : inputs;
-        __m256i exact[TILE];
-        UNROLL for (int r = 0; r < count; r++) exact[r] = _mm256_setzero_si256();
-        for (long i = begin; i < end; i += BLOCK) {
-            const __m128i *bytes = (const __m128i *)(weights + i);
-            __m256i first = _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes));
-            __m256i second = _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes + 1));
-            UNROLL for (int r = 0; r < count; r++) exact[r] = _mm256_add_epi32(
-                exact[r], products(first, second, rows.codes + r * inputs + i));
+    for (long i = 0; i < inputs; i += BLOCK) {
+        const __m128i *bytes = (const __m128i *)(weights + i);
+        __m256i first = _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes));
+        __m256i second = _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes + 1));
+        UNROLL for (int r = 0; r < count; r++) {
+            __m256i exact = products(first, second, rows.codes + r * inputs + i);
+            __m256 steps = _mm256_broadcast_ss(rows.scales + r * padded + i / BLOCK);
+            sums[r] = _mm256_fmadd_ps(steps, _mm256_cvtepi32_ps(exact), sums[r]);
         }
-        UNROLL for (int r = 0; r < count; r++)
-            sums[r] = _mm256_add_ps(sums[r], _mm256_cvtepi32_ps(exact[r]));
     }
-    UNROLL for (int r = 0; r < count; r++) found[r] = total(sums[r]) * (scale * rows.scales[r]);
+    UNROLL for (int r = 0; r < count; r++) found[r] = total(sums[r]) * scale;
 }
 
 /* `found`, [count, outputs], of `rows`, [count, inputs], both float32 or, if `half`, bfloat16.
@@ -123,14 +121,14 @@ int multiply(int bits, const void *weights, const void *scales, long outputs, lo
              const void *rows, long count, int half, void *found, int threads) {
     long blocks = inputs / BLOCK;
     long padded = (blocks + LANES - 1) / LANES * LANES;
-    Rows held = {aligned(count * inputs * sizeof(int16_t)), malloc(count * sizeof(float)),
+    Rows held = {aligned(count * inputs * sizeof(int16_t)), calloc(count * padded, sizeof(float)),
                  calloc(count * padded, sizeof(float))};
     int failed = !held.codes || !held.scales || !held.sums;
     for (long r = 0; r < count && !failed; r++) {
         int16_t *own = held.codes + r * inputs;
-        float *sums = held.sums + r * padded;
-        if (half) quantise((const uint16_t *)rows + r * inputs, 1, inputs, own, held.scales + r, sums);
-        else quantise((const float *)rows + r * inputs, 0, inputs, own, held.scales + r, sums);
+        float *own_scales = held.scales + r * padded, *sums = held.sums + r * padded;
+        if (half) quantise((const uint16_t *)rows + r * inputs, 1, inputs, own, own_scales, sums);
+        else quantise((const float *)rows + r * inputs, 0, inputs, own, own_scales, sums);
     }
 #pragma omp parallel num_threads(threads) if (!failed && outputs * inputs * count > WORTH)
     {
@@ -150,7 +148,7 @@ int multiply(int bits, const void *weights, const void *scales, long outputs, lo
                 }
             }
             for (long first = 0, many; first < count; first += many) {
-                Rows part = {held.codes + first * inputs, held.scales + first,
+                Rows part = {held.codes + first * inputs, held.scales + first * padded,
                              held.sums + first * padded};
                 many = count - first < TILE ? count - first : TILE;
                 for (long o = begin; o < end; o++) {
@@ -159,7 +157,7 @@ int multiply(int bits, const void *weights, const void *scales, long outputs, lo
 #define PRODUCTS(MANY)                                                                       \
     bits == 4 ? four_bits(MANY, own, steps[o - begin], lows[o - begin], inputs, padded,      \
                           part, values)                                                      \
-              : eight_bits(MANY, own, ((const float *)scales)[o], inputs, part, values)
+              : eight_bits(MANY, own, ((const float *)scales)[o], inputs, padded, part, values)
                     switch (many) {
                     case 1: PRODUCTS(1); break;
                     case 2: PRODUCTS(2); break;

@@ -23,7 +23,7 @@ _SLICE = 1 << 20
 
 
 class Integer:
-    """Codes of ``bits`` by rows of 16 bits, with a scale each."""
+    """Codes of ``bits`` by rows of 16 bits, of which 32 share a scale."""
 
     device = "cpu"
 

@@ -33,10 +33,24 @@ def test_products_are_exact_but_for_the_rounding_of_rows(kernel: Integer, inputs
     source = torch.Generator().manual_seed(inputs)
     held, weight = packed(kernel, torch.randn((37, inputs), generator=source))
     rows = torch.randint(-32767, 32768, (9, inputs), generator=source).float()
-    rows[:, 0] = 32767  # so that a row's codes are its values
+    rows[:, ::32] = rows[:, ::32].sign() * 32767  # so that a block's codes are its values
     wanted = rows.double() @ dequantise(weight, torch.float64).t()
     error = (held.multiply(rows).double() - wanted).norm() / wanted.norm()
     assert error < 1e-6
+
+
+def test_an_input_that_outweighs_all_others_takes_nothing_from_other_blocks(
+    kernel: Integer,
+) -> None:
+    """As the first token of SmolLM2 has: with one scale for the row, little of the rest is left."""
+    source = torch.Generator().manual_seed(1)
+    values = torch.randn((48, 256), generator=source)
+    values[:, :32] = 0
+    held, weight = packed(kernel, values)
+    rows = torch.randn((3, 256), generator=source)
+    rows[:, 7] = torch.tensor([1e5, -3e6, 1e7])
+    wanted = rows.double()[:, 32:] @ dequantise(weight, torch.float64).t()[32:]
+    assert (held.multiply(rows).double() - wanted).norm() / wanted.norm() < 1e-4
 
 
 def test_the_largest_sums_fit(kernel: Integer) -> None:
