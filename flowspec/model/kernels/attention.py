@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from ctypes import c_double, c_int, c_long, c_void_p
 
 import torch
 
@@ -11,6 +12,12 @@ from flowspec.errors import ModelError
 from flowspec.model.kernels.compiled import ROWS, compiled
 
 _SOURCE = "attention.c"
+_ARGUMENTS = (
+    *(c_int, c_void_p, c_long, c_long),  # half, queries, numbers between their heads and rows
+    *(c_long, c_long, c_long, c_long),  # heads, shared, count, dim
+    *(c_void_p, c_void_p, c_long, c_double),  # pieces, bias, slots, scale
+    *(c_void_p, c_int),  # found, threads
+)
 #: Numbers of a head that are read at once.
 _TOGETHER = 16
 
@@ -19,10 +26,10 @@ class _Piece(ctypes.Structure):
     """A range of kept rows, as the source has it."""
 
     _fields_ = (
-        ("keys", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("count", ctypes.c_long),
-        ("head", ctypes.c_long),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("count", c_long),
+        ("head", c_long),
     )
 
 
@@ -36,12 +43,8 @@ class ExactAttention:
     """One softmax over the unmasked slots for each row and head, rounded once, as ``exact``'s."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        size, address, number = ctypes.c_long, ctypes.c_void_p, ctypes.c_int
         self._attend = library.attend
-        self._attend.argtypes = [
-            *(number, address, size, size, size, size, size, size),
-            *(address, address, size, ctypes.c_double, address, number),
-        ]
+        self._attend.argtypes = _ARGUMENTS
 
     def into(
         self,

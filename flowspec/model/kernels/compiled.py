@@ -46,13 +46,14 @@ def compiled(source: str) -> ctypes.CDLL | str:
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         return "there is no C compiler: install gcc"
+    command = [compiler, *_NEEDED.values(), *_OPTIONS]
     try:
-        made = _made(source, [compiler, *_NEEDED.values(), *_OPTIONS])
+        made = _made(source, command)
         try:
             return ctypes.CDLL(str(made))
         except OSError:  # cut short as the machine stopped
             made.unlink(missing_ok=True)
-            return ctypes.CDLL(str(_made(source, [compiler, *_NEEDED.values(), *_OPTIONS])))
+            return ctypes.CDLL(str(_made(source, command)))
     except subprocess.SubprocessError as error:
         return f"{compiler} cannot compile {source}: {error}"
     except OSError as error:

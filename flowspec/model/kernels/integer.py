@@ -6,7 +6,7 @@ A row's products are summed as integers (``integer.c``).
 
 from __future__ import annotations
 
-import ctypes
+from ctypes import c_int, c_long, c_void_p
 
 import torch
 
@@ -16,6 +16,10 @@ from flowspec.model.kernels.compiled import ROWS, compiled
 from flowspec.model.weights.quantise import Weight, unpacked
 
 _SOURCE = "integer.c"
+_ARGUMENTS = (
+    *(c_int, c_void_p, c_void_p, c_long, c_long),  # bits, weights, scales, outputs, inputs
+    *(c_void_p, c_long, c_int, c_void_p, c_int),  # rows, count, half, found, threads
+)
 #: Inputs that the products read at once, by bits.
 _TOGETHER = {4: 64, 8: 32}
 #: Weights repacked at a time; bounds the memory of the intermediate forms.
@@ -42,12 +46,8 @@ class Integer:
     def pack(self, weight: Weight, rows: torch.dtype, device: torch.device) -> Packed:
         library = compiled(_SOURCE)
         assert weight.scales is not None and not isinstance(library, str)
-        size, address, number = ctypes.c_long, ctypes.c_void_p, ctypes.c_int
         products_of = library.multiply
-        products_of.argtypes = [
-            *(number, address, address, size, size),
-            *(address, size, number, address, number),
-        ]
+        products_of.argtypes = _ARGUMENTS
         codes = weight.codes.contiguous() if self._bits == 8 else _in_words(weight.codes)
         scales = weight.scales.contiguous()
         outputs, inputs = weight.shape
