@@ -11,9 +11,10 @@ import torch
 
 from flowspec.core.protocol.work import Part, Pruned
 from flowspec.core.run.key import RunKey
-from flowspec.errors import ConfigError
+from flowspec.errors import ConfigError, ModelError
 from flowspec.model.kernels.attention import ExactAttention, exact_attention_for
-from flowspec.model.layers import lean
+from flowspec.model.kernels.layers import CompiledLayers
+from flowspec.model.layers import joined, lean, packing
 from flowspec.model.layers.block import LayerBlock
 from flowspec.model.layers.placing import place
 from flowspec.model.weights.directory import ModelDirectory
@@ -30,6 +31,17 @@ def block_of(directory: ModelDirectory, dtype: str = "float32") -> LayerBlock:
     placing = place(dtype, "cpu", directory.config)
     layers = range(directory.layers)
     return LayerBlock(directory, layers, first=True, last=True, placing=placing)
+
+
+def compilable() -> None:
+    if exact_attention_for(16, torch.float32, torch.device("cpu")) is None:
+        pytest.skip("this machine cannot compile it")
+
+
+def in_c(block: LayerBlock) -> CompiledLayers:
+    assert block.lean is not None
+    assert block.lean._compiled is not None
+    return block.lean._compiled
 
 
 def passes(block: LayerBlock, path: lean.LeanLayers | None) -> list[torch.Tensor]:
@@ -53,7 +65,8 @@ def test_both_paths_give_the_same_bits(family: Family, name: str, dtype: str) ->
     block = block_of(family(name), dtype)
     path = block.lean
     assert path is not None
-    assert block.place_facts()["layers_by"] == "lean"
+    in_c = path._compiled is not None
+    assert block.place_facts()["layers_by"] == ("compiled" if in_c else "lean")
     for ours, theirs in zip(passes(block, path), passes(block, None), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -78,8 +91,7 @@ def test_a_path_that_is_not_equal_is_not_taken(
 def test_a_tie_of_the_compiled_attention_costs_no_more_than_that(
     family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if exact_attention_for(16, torch.float32, torch.device("cpu")) is None:
-        pytest.skip("this machine cannot compile it")
+    compilable()
     into = ExactAttention.into
     usual = block_of(family("llama")).lean
     assert usual is not None
@@ -93,6 +105,105 @@ def test_a_tie_of_the_compiled_attention_costs_no_more_than_that(
     path = block_of(family("llama")).lean
     assert path is not None
     assert all(layer._exact is None for layer in path._layers)
+
+
+@pytest.mark.parametrize("dtype", ["int4", "int8"])
+@pytest.mark.parametrize("name", PLAIN)
+def test_layers_whose_products_are_in_c_are_run_in_one_call(
+    family: Family, name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where products are several, and where matrices are in several pieces."""
+    compilable()
+    joined_ones = block_of(family(name), dtype)
+    monkeypatch.setattr(joined, "MOST_WEIGHTS", 0)
+    monkeypatch.setattr(packing.pack, "__defaults__", (1,))
+    separate = block_of(family(name), dtype)
+    parts = [layer.linears for layer in in_c(separate)._kept]
+    assert min(len(linear.matrices) for linears in parts for linear in linears) > 1
+    for block in (joined_ones, separate):
+        path = block.lean
+        assert in_c(block)
+        pairs = zip(passes(block, path), passes(block, None), strict=True)
+        assert all(torch.equal(*pair) for pair in pairs)
+
+
+def test_layers_in_c_that_are_not_equal_are_not_taken(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compilable()
+    run = CompiledLayers.run
+
+    def another_way(own: CompiledLayers, *given: Any) -> torch.Tensor:
+        return run(own, *given).mul_(1.01)
+
+    monkeypatch.setattr(CompiledLayers, "run", another_way)
+    block = block_of(family("qwen3"), "int8")
+    path = block.lean
+    assert path is not None
+    assert path._compiled is None
+    for ours, theirs in zip(passes(block, path), passes(block, None), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_jobs_in_one_call_have_the_bits_that_they_have_alone(family: Family, threads: int) -> None:
+    """Rows in several pieces of a pool."""
+    compilable()
+    block = block_of(family("qwen2"), "int4")
+    assert in_c(block)
+    store = block.new_store(12)
+    sizes = (17, 40, 3)
+    ids = [tuple(range(size)) for size in sizes]
+    first = [
+        Part(RunKey(str(job), 1), 0, own, tuple(at - 1 for at in own), own, own, own, len(own))
+        for job, own in enumerate(ids)
+    ]
+    second = [
+        Part(part.run, 1, (size, size + 1), (size - 1,) * 2, (size,) * 2, (7, 9), (0, 1))
+        for part, size in zip(first, sizes, strict=True)
+    ]
+    before = torch.get_num_threads()
+    caches = [store.new_cache() for _ in sizes]
+    together = []
+    try:
+        torch.set_num_threads(threads)
+        for parts in (first, second):
+            placements = [cache.begin_pass(part) for cache, part in zip(caches, parts, strict=True)]
+            together += block.run_together(parts, [None] * 3, caches, placements)
+    finally:
+        torch.set_num_threads(before)
+    alone = []
+    own_caches = [block.new_cache(64) for _ in sizes]
+    for parts in (first, second):
+        alone += [block.run(part, None, own) for part, own in zip(parts, own_caches, strict=True)]
+    assert all(torch.equal(*pair) for pair in zip(together, alone, strict=True))
+
+
+def test_layers_in_c_refuse_rows_that_are_not_theirs(family: Family) -> None:
+    compilable()
+    block = block_of(family("llama"), "int8")
+    layers = in_c(block)
+    hidden = block.config.hidden_size
+    cache = block.new_cache(8)
+    new, kept = cache.slots(2)
+    turn = torch.zeros((2, 2, 1, block._head_dim), dtype=block.dtype)
+    rows = torch.zeros((2, hidden), dtype=block.dtype)
+    bias = torch.zeros((1, 1, 2, 2), dtype=torch.float64)
+    given = [rows, range(1), turn, [new], [kept], [bias]]
+    assert layers.run(*given).shape == rows.shape
+    other = torch.float32 if block.dtype == torch.bfloat16 else torch.bfloat16
+    for at, wrong in (
+        (0, rows.to(other)),
+        (0, rows[:, 1:]),
+        (0, rows[:1]),
+        (2, turn.to(other)),
+        (4, [[kept[0].to(other)]]),
+        (5, [bias.float()]),
+        (5, [bias[..., :1]]),
+        (5, [bias[:, :, :1]]),
+    ):
+        with pytest.raises(ModelError):
+            layers.run(*[*given[:at], wrong, *given[at + 1 :]])
 
 
 def test_a_norm_whose_bits_differ_stays_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,8 +228,9 @@ def test_a_user_can_turn_it_off(family: Family, monkeypatch: pytest.MonkeyPatch)
         block_of(family("llama"))
 
 
-def test_layers_that_are_watched_are_run_by_the_library(family: Family) -> None:
-    block = block_of(family("llama"))
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_layers_that_are_watched_are_run_by_the_library(family: Family, dtype: str) -> None:
+    block = block_of(family("llama"), dtype)
     path = block.lean
     plain = passes(block, path)
     seen: list[tuple[int, ...]] = []

@@ -105,7 +105,8 @@ class Twins:
         rows = len(part.ids)
         assert len(paged.table) == -(-(paged.held + rows) // BLOCK_ROWS), "prunes free blocks"
         short = bool(torch.randint(2, (1,), generator=self._draw))
-        for layer, (one, two) in enumerate(zip(plain.slots(rows), paged.slots(rows), strict=True)):
+        both = (cache.slots(rows).by_layer() for cache in (plain, paged))
+        for layer, (one, two) in enumerate(zip(*both, strict=True)):
             assert one.added == two.added == rows
             keys, values = torch.randn(2, HEADS, rows, SIZE, generator=self._draw)
             if short:

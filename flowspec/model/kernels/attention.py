@@ -11,7 +11,6 @@ import torch
 from flowspec.errors import ModelError
 from flowspec.model.kernels.compiled import ROWS, compiled
 
-_SOURCE = "attention.c"
 _ARGUMENTS = (
     *(c_int, c_void_p, c_long, c_long),  # half, queries, numbers between their heads and rows
     *(c_long, c_long, c_long, c_long),  # heads, shared, count, dim
@@ -19,11 +18,11 @@ _ARGUMENTS = (
     *(c_void_p, c_int),  # found, threads
 )
 #: Numbers of a head that are read at once.
-_TOGETHER = 16
+TOGETHER = 16
 
 
-class _Piece(ctypes.Structure):
-    """A range of kept rows, as the source has it."""
+class KeptPiece(ctypes.Structure):
+    """A range of kept rows, as the sources have it."""
 
     _fields_ = (
         ("keys", c_void_p),
@@ -33,10 +32,15 @@ class _Piece(ctypes.Structure):
     )
 
 
-def _piece(rows: torch.Tensor) -> _Piece:
-    keys = rows.data_ptr()
-    values = keys + rows.stride(0) * rows.element_size()
-    return _Piece(keys, values, rows.shape[2], rows.stride(1))
+def pieces_of(kept: Sequence[torch.Tensor]) -> ctypes.Array[KeptPiece]:
+    """Of rows ``[..., 2, key heads, slots, head_dim]``, where all dimensions before are 0."""
+    found = (KeptPiece * len(kept))()
+    for piece, rows in zip(found, kept, strict=True):
+        keys = rows.data_ptr()
+        values = keys + rows.stride(-4) * rows.element_size()
+        piece.keys, piece.values = keys, values
+        piece.count, piece.head = rows.shape[-2], rows.stride(-3)
+    return found
 
 
 class ExactAttention:
@@ -70,7 +74,7 @@ class ExactAttention:
             )
         if bias.dtype != torch.float64 or bias.shape[-1] != slots or not bias.is_contiguous():
             raise ModelError(f"attention to {bias.shape[-1]} slots, of which {slots} are kept")
-        pieces = (_Piece * len(kept))(*map(_piece, kept))
+        pieces = pieces_of(kept)
         if self._attend(
             *(queries.dtype == torch.bfloat16, queries.data_ptr(), *queries.stride()[:2]),
             *(heads, heads // kept[0].shape[1], count, dim, pieces),
@@ -83,7 +87,7 @@ def exact_attention_for(
     head_dim: int, rows: torch.dtype, device: torch.device
 ) -> ExactAttention | None:
     """The compiled attention over rows of this kind; None: it cannot be had, or not for them."""
-    if device.type != "cpu" or rows not in ROWS or head_dim % _TOGETHER:
+    if device.type != "cpu" or rows not in ROWS or head_dim % TOGETHER:
         return None
-    library = compiled(_SOURCE)
+    library = compiled()
     return None if isinstance(library, str) else ExactAttention(library)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -20,12 +20,14 @@ GPU_SLICE = 64
 class Packed:
     """Weights as a kernel keeps them: ``multiply`` applies them, ``nbytes`` is what they take.
 
-    ``pads``: a lone row is repeated (``padded``).
+    ``pads``: a lone row is repeated (``padded``). ``matrices``: where they lie, for a layer in C
+    (``integer.PackedMatrix``), one's outputs behind another's; valid while ``multiply`` lives.
     """
 
     multiply: Multiply
     nbytes: int
     pads: bool = False
+    matrices: tuple[Any, ...] = ()
 
 
 class Kernel(Protocol):

@@ -20,6 +20,7 @@ from flowspec.model.weights.tensor_files import user_cache
 #: Types of rows that the sources take.
 ROWS = (torch.float32, torch.bfloat16)
 _FOLDER = Path(__file__).parent
+_SOURCES = ("integer.c", "attention.c", "layers.c")
 _SHARED = "numbers.h"
 #: A compiler is asked for no more than these instructions, so all such machines compute the same.
 _NEEDED = {"avx2": "-mavx2", "fma": "-mfma"}
@@ -36,8 +37,8 @@ _OTHERS_WRITE = 0o022
 
 
 @lru_cache
-def compiled(source: str) -> ctypes.CDLL | str:
-    """``source``, a file beside this one, from the user's cache after the first time.
+def compiled() -> ctypes.CDLL | str:
+    """The sources beside this file as a library, from the user's cache after the first time.
 
     What is missing if it cannot be had.
     """
@@ -48,31 +49,32 @@ def compiled(source: str) -> ctypes.CDLL | str:
         return "there is no C compiler: install gcc"
     command = [compiler, *_NEEDED.values(), *_OPTIONS]
     try:
-        made = _made(source, command)
+        made = _made(command)
         try:
             return ctypes.CDLL(str(made))
         except OSError:  # cut short as the machine stopped
             made.unlink(missing_ok=True)
-            return ctypes.CDLL(str(_made(source, command)))
+            return ctypes.CDLL(str(_made(command)))
     except subprocess.SubprocessError as error:
-        return f"{compiler} cannot compile {source}: {error}"
+        return f"{compiler} cannot compile the kernels: {error}"
     except OSError as error:
-        return f"the compiled {source} cannot be kept or read: {error.strerror or error}"
+        return f"the compiled kernels cannot be kept or read: {error.strerror or error}"
 
 
-def _made(source: str, command: list[str]) -> Path:
-    """The library of ``source`` by ``command``; one process compiles it, the others wait."""
-    texts = [(_FOLDER / name).read_bytes() for name in (_SHARED, source)]
+def _made(command: list[str]) -> Path:
+    """The library by ``command``; one process compiles it, the others wait."""
+    texts = [(_FOLDER / name).read_bytes() for name in (_SHARED, *_SOURCES)]
     parts = [*command, *platform.libc_ver()]
     key = hashlib.sha256(b"\0".join([*map(str.encode, parts), *texts])).hexdigest()[:16]
     folder = user_cache() / "kernels"
     folder.mkdir(mode=_MODE, parents=True, exist_ok=True)
-    made = folder / f"{Path(source).stem}-{key}.so"
+    made = folder / f"{key}.so"
     with (folder / "lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.is_file():
             partial = made.with_suffix(".partial")
-            _compile([*command, str(_FOLDER / source), "-o", str(partial), "-lm"])
+            sources = [str(_FOLDER / source) for source in _SOURCES]
+            _compile([*command, *sources, "-o", str(partial), "-lm"])
             partial.chmod(_MODE)
             with partial.open("rb") as file:
                 os.fsync(file.fileno())

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from flowspec.model.kernels.base import Packed, in_slices
-from flowspec.model.kernels.eight_bit import MOST_INPUTS, ZERO, halves, joined
+from flowspec.model.kernels.eight_bit import MOST_INPUTS, ZERO, in_bytes, joined
 from flowspec.model.kernels.four_bit import INSTALL, TABULATED, bitsandbytes
 from flowspec.model.weights.quantise import TABLES, Weight, doubly_scaled
 
@@ -91,7 +91,7 @@ class BitsAndBytesCuda:
 
 
 class Int8:
-    """torch's ``_int_mm``, of rows of 16 bits as two rows of int8 each, summed in int32.
+    """torch's ``_int_mm``, of rows of 24 bits as three rows of int8 each, summed in int32.
 
     bitsandbytes' product gives wrong sums for few rows, on an H200 with CUDA 13.
     """
@@ -116,7 +116,7 @@ class Int8:
         scales = weight.scales.flatten().to(device)
 
         def multiply(given: torch.Tensor) -> torch.Tensor:
-            parts, own = halves(given)
+            parts, own = in_bytes(given)
             signed = parts.bitwise_xor(ZERO).view(torch.int8)
             products = torch._int_mm(signed, codes.t())
             return joined(products.float() * scales, own).to(given.dtype)

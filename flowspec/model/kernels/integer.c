@@ -1,4 +1,4 @@
-/* Products of rows and quantised weights, summed as integers. integer.py compiles and calls it.
+/* Products of rows and quantised weights, summed as integers.
 
    A row is held as codes of 16 bits, of which 32 share a scale. A weight is a code of four bits, of which 32
    share a scale and a middle, or one of eight bits, with a scale for all of an output. Products of
@@ -112,13 +112,14 @@ INLINE void eight_bits(const int count, const int8_t *weights, float scale, long
     UNROLL for (int r = 0; r < count; r++) found[r] = total(sums[r]) * scale;
 }
 
-/* `found`, [count, outputs], of `rows`, [count, inputs], both float32 or, if `half`, bfloat16.
+/* `found`, [count, outputs] and `apart` numbers from row to row, of `rows`, [count, inputs], both
+   float32 or, if `half`, bfloat16.
 
    `weights`: of four `bits` [outputs, inputs / 4] words, of eight [outputs, inputs]. `scales`: of
    four bits bfloat16 [outputs, 2, blocks], scales and values of the code 8; of eight float32
    [outputs]. `inputs`: a multiple of GROUP, or of BLOCK. Returns 0; 1 if memory is short. */
 int multiply(int bits, const void *weights, const void *scales, long outputs, long inputs,
-             const void *rows, long count, int half, void *found, int threads) {
+             const void *rows, long count, int half, void *found, long apart, int threads) {
     long blocks = inputs / BLOCK;
     long padded = (blocks + LANES - 1) / LANES * LANES;
     Rows held = {aligned(count * inputs * sizeof(int16_t)), calloc(count * padded, sizeof(float)),
@@ -165,7 +166,7 @@ int multiply(int bits, const void *weights, const void *scales, long outputs, lo
                     default: PRODUCTS(TILE);
                     }
                     for (long r = 0; r < many; r++)
-                        put((char *)found + (first + r) * outputs * (half ? 2 : 4), half, o,
+                        put((char *)found + (first + r) * apart * (half ? 2 : 4), half, o,
                             values[r]);
                 }
             }

@@ -6,6 +6,7 @@ A row's products are summed as integers (``integer.c``).
 
 from __future__ import annotations
 
+import ctypes
 from ctypes import c_int, c_long, c_void_p
 
 import torch
@@ -15,15 +16,27 @@ from flowspec.model.kernels.base import Packed
 from flowspec.model.kernels.compiled import ROWS, compiled
 from flowspec.model.weights.quantise import Weight, unpacked
 
-_SOURCE = "integer.c"
 _ARGUMENTS = (
     *(c_int, c_void_p, c_void_p, c_long, c_long),  # bits, weights, scales, outputs, inputs
-    *(c_void_p, c_long, c_int, c_void_p, c_int),  # rows, count, half, found, threads
+    *(c_void_p, c_long, c_int),  # rows, count, half
+    *(c_void_p, c_long, c_int),  # found, numbers from one of its rows to the next, threads
 )
 #: Inputs that the products read at once, by bits.
 _TOGETHER = {4: 64, 8: 32}
 #: Weights repacked at a time; bounds the memory of the intermediate forms.
 _SLICE = 1 << 20
+
+
+class PackedMatrix(ctypes.Structure):
+    """Packed weights, as the sources have them."""
+
+    _fields_ = (
+        ("weights", c_void_p),
+        ("scales", c_void_p),
+        ("bits", c_long),
+        ("outputs", c_long),
+        ("inputs", c_long),
+    )
 
 
 class Integer:
@@ -37,20 +50,21 @@ class Integer:
         self._bits = bits
 
     def missing(self) -> str:
-        found = compiled(_SOURCE)
+        found = compiled()
         return found if isinstance(found, str) else ""
 
     def takes(self, outputs: int, inputs: int) -> bool:
         return inputs % _TOGETHER[self._bits] == 0
 
     def pack(self, weight: Weight, rows: torch.dtype, device: torch.device) -> Packed:
-        library = compiled(_SOURCE)
+        library = compiled()
         assert weight.scales is not None and not isinstance(library, str)
         products_of = library.multiply
         products_of.argtypes = _ARGUMENTS
         codes = weight.codes.contiguous() if self._bits == 8 else _in_words(weight.codes)
         scales = weight.scales.contiguous()
         outputs, inputs = weight.shape
+        matrix = PackedMatrix(codes.data_ptr(), scales.data_ptr(), self._bits, outputs, inputs)
 
         def multiply(given: torch.Tensor) -> torch.Tensor:
             if given.dtype not in ROWS or given.shape[1] != inputs:
@@ -60,12 +74,12 @@ class Integer:
             if products_of(
                 *(self._bits, codes.data_ptr(), scales.data_ptr(), outputs, inputs),
                 *(kept.data_ptr(), kept.shape[0], kept.dtype == torch.bfloat16),
-                *(products.data_ptr(), torch.get_num_threads()),
+                *(products.data_ptr(), outputs, torch.get_num_threads()),
             ):
                 raise MemoryError(f"no memory for a product of {kept.shape[0]} rows")
             return products
 
-        return Packed(multiply, codes.nbytes + scales.nbytes)
+        return Packed(multiply, codes.nbytes + scales.nbytes, matrices=(matrix,))
 
 
 def _in_words(codes: torch.Tensor) -> torch.Tensor:

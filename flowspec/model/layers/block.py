@@ -19,7 +19,7 @@ from flowspec.core.protocol.work import Part
 from flowspec.errors import ModelError
 from flowspec.model.base import RowArray
 from flowspec.model.layers.architecture import build, read_config
-from flowspec.model.layers.lean import LEAN, LIBRARY, LeanLayers, has_short_path, lean_layers
+from flowspec.model.layers.lean import LIBRARY, LeanLayers, has_short_path, lean_layers
 from flowspec.model.layers.linear import KernelLinear, rows_are_independent
 from flowspec.model.layers.loading import HEAD, Loader
 from flowspec.model.layers.placing import Placing
@@ -141,7 +141,7 @@ class LayerBlock(torch.nn.Module):
             "precision": self.placing.precision,
             "device": str(self.device),
             "kernels": list(self.kernels),
-            "layers_by": LIBRARY if self.lean is None else LEAN,
+            "layers_by": LIBRARY if self.lean is None else self.lean.name,
             "weights_mib": round(self.nbytes / 2**20, 1),
         }
 

@@ -4,8 +4,9 @@ A small model's pass is mostly the library's own Python: module calls, views, a 
 operations for a norm and a rotation. Here a layer is the operations alone. Only families whose
 layer is norm, attention, norm, gated feed-forward part, each with a residual sum, have this path.
 It is used only where a test at start shows it equal to the library's layers; a layer that others
-watch by hooks is run by the library. Where the attention is compiled, it sums in another order in
-float64, so a tie of the rounding may fall otherwise.
+watch by hooks is run by the library. Where all products of the layers are in C, the layers are, in
+one call, and the norms and activations of the library's layers become those of C. The attention
+in C sums in another order in float64, so a tie of the rounding may fall otherwise.
 """
 
 from __future__ import annotations
@@ -21,6 +22,15 @@ from flowspec.core.protocol.work import Part
 from flowspec.core.run.key import RunKey
 from flowspec.errors import ConfigError
 from flowspec.model.kernels.attention import exact_attention_for
+from flowspec.model.kernels.layers import (
+    CompiledLayers,
+    CompiledNorm,
+    CompiledSilu,
+    LayerShape,
+    LinearParts,
+    PlainLayer,
+    layers_library,
+)
 from flowspec.model.layers.joined import JoinedPart
 from flowspec.model.layers.linear import KernelLinear
 from flowspec.model.rows.attention import EXACT, EXACT_DEVICES, weighted
@@ -32,6 +42,8 @@ from flowspec.model.rows.ragged import for_layers
 VARIABLE = "FLOWSPEC_LAYERS"
 LEAN = "lean"
 LIBRARY = "library"
+#: The name of the short path whose layers are in C.
+COMPILED = "compiled"
 #: Layers of this shape, by the library's class names.
 LAYERS = frozenset(
     {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
@@ -39,6 +51,8 @@ LAYERS = frozenset(
 #: Rows of the passes that are compared at start: a prompt, a lone row, a tree.
 TESTED = (5, 1, 16)
 _SEED = 9
+#: Names of the norms of queries and keys, which few families have.
+_HEAD_NORMS = ("q_norm", "k_norm")
 #: Kinds of rotary embeddings whose angles depend on the longest position of a pass.
 _CHANGING = ("dynamic", "longrope")
 #: Least positions for which cosines and sines are computed at once.
@@ -53,7 +67,6 @@ class LeanLayer:
     def __init__(self, layer: Any, compiled: bool) -> None:
         attention = layer.self_attn
         mlp = layer.mlp
-        self.watched = layer
         self._norms = (norm_of(layer.input_layernorm), norm_of(layer.post_attention_layernorm))
         self._size = int(attention.head_dim)
         heads = [linear.out_features // self._size for linear in _qkv(attention)]
@@ -61,8 +74,8 @@ class LeanLayer:
         self._turning = heads[0] + heads[1]  # query and key heads
         self._qkv = joined_product_of(*_qkv(attention))
         self._o = product_of(attention.o_proj)
-        self._q_norm: Rows | None = getattr(attention, "q_norm", None)
-        self._k_norm: Rows | None = getattr(attention, "k_norm", None)
+        norms: list[Rows | None] = [getattr(attention, name, None) for name in _HEAD_NORMS]
+        self._q_norm, self._k_norm = norms
         self._scale = float(attention.scaling)
         self._gate_up = products_of(mlp.gate_proj, mlp.up_proj)
         self._down = product_of(mlp.down_proj)
@@ -141,9 +154,13 @@ class LeanLayers:
     def __init__(self, body: Any, head: Rows | None = None, *, compiled: bool = True) -> None:
         self.head = head
         self._body = body
-        self._layers = [LeanLayer(layer, compiled) for layer in body.layers]
+        self._compiled = compiled_layers(body) if compiled else None
+        self._layers: list[LeanLayer] = []
+        if self._compiled is None:
+            self._layers = [LeanLayer(layer, compiled) for layer in body.layers]
         self._norm: Rows = norm_of(body.norm)
         self._turns = Turns(body.rotary_emb)
+        self.name = LEAN if self._compiled is None else COMPILED
         linears = [module for module in body.layers.modules() if isinstance(module, KernelLinear)]
         # A lone row goes through all layers as two, not repeated by every kernel.
         self._pairs = bool(linears) and all(linear.pads for linear in linears)
@@ -166,18 +183,39 @@ class LeanLayers:
         hidden = embedded
         if count == 1 and self._pairs:
             hidden = hidden.expand(2, -1).contiguous()
-        by_job = [cache.slots(own) for cache, own in zip(caches, counts, strict=True)]
+        slots = [cache.slots(own) for cache, own in zip(caches, counts, strict=True)]
+        layers = self._body.layers
+        by_library = [at for at, layer in enumerate(layers) if _is_watched(layer)]
         watched: dict[str, Any] = {}
-        for layer, *slots in zip(self._layers, *by_job, strict=True):
-            if _is_watched(layer.watched):
-                if not watched:
-                    watched = self._for_library(embedded, positions, counts, masks, caches)
-                hidden = layer.watched(hidden[None, :count], **watched)[0]
-            else:
-                hidden = layer.run(hidden, slots, turn, masks)
+        if by_library:
+            watched = self._for_library(embedded, positions, counts, masks, caches)
+        begin = 0
+        for at in (*by_library, len(layers)):
+            if begin < at:
+                hidden = self._run(hidden, range(begin, at), turn, slots, masks)
+            if at < len(layers):
+                hidden = layers[at](hidden[None, :count], **watched)[0]
+            begin = at + 1
         if _is_watched(self._body.norm):
             return torch.as_tensor(self._body.norm(hidden[None, :count])[0])
         return self._norm(hidden)[:count]
+
+    def _run(
+        self,
+        hidden: torch.Tensor,
+        layers: range,
+        turn: torch.Tensor,
+        slots: Sequence[Slots],
+        biases: Sequence[torch.Tensor],
+    ) -> torch.Tensor:
+        """``hidden`` after ``layers``; ``slots`` of all layers, the rest as ``LeanLayer.run``'s."""
+        if self._compiled is not None:
+            new, kept = zip(*slots, strict=True)
+            return self._compiled.run(hidden, layers, turn, new, kept, biases)
+        by_job = [own.by_layer() for own in slots]
+        for at in layers:
+            hidden = self._layers[at].run(hidden, [own[at] for own in by_job], turn, biases)
+        return hidden
 
     def _for_library(
         self,
@@ -311,7 +349,7 @@ def norm_of(norm: Any) -> Rows:
     One where its weights are float32; rows of 16 bits are rounded before they are multiplied by
     them. A block in the middle of the model has no norm at its end, and none is put in.
     """
-    if isinstance(norm, torch.nn.Identity):
+    if isinstance(norm, (torch.nn.Identity, CompiledNorm)):
         return norm
     weight = norm.weight
     epsilon = float(norm.variance_epsilon)
@@ -337,6 +375,66 @@ def norm_of(norm: Any) -> Rows:
                 return short
     whole: Rows = norm
     return whole
+
+
+def compiled_layers(body: Any) -> CompiledLayers | None:
+    """The layers of ``body`` in C, as its norms and activations are from then on.
+
+    None: not all products of the layers are in C.
+    """
+    config = body.config
+    attention = body.layers[0].self_attn
+    weight = body.layers[0].post_attention_layernorm.weight
+    library = layers_library(int(attention.head_dim), weight.dtype)
+    if library is None or weight.device.type != "cpu" or config.hidden_act != "silu":
+        return None
+    found = [_plain(layer) for layer in body.layers]
+    if not all(linear.matrices for layer in found for linear in layer.linears):
+        return None
+    for owner in list(body.modules()):
+        for name, module in list(owner.named_children()):
+            if type(module).__name__.endswith("RMSNorm"):
+                setattr(owner, name, CompiledNorm(library, module))
+            elif name == "act_fn":
+                owner.act_fn = CompiledSilu(library)
+    heads = [module.out_features // attention.head_dim for module in _qkv(attention)]
+    shape = LayerShape(
+        *(config.hidden_size, heads[0], heads[1], attention.head_dim),
+        *(float(attention.scaling), float(config.rms_norm_eps)),
+    )
+    return CompiledLayers(library, found, shape, weight.dtype)
+
+
+def _plain(layer: Any) -> PlainLayer:
+    attention, mlp = layer.self_attn, layer.mlp
+    norms = [layer.input_layernorm, *(getattr(attention, name, None) for name in _HEAD_NORMS)]
+    before, query, key = (getattr(norm, "weight", None) for norm in norms)
+    return PlainLayer(
+        before=before,
+        between=layer.post_attention_layernorm.weight,
+        query=query,
+        key=key,
+        qkv=_parts(*_qkv(attention)),
+        o=_parts(attention.o_proj),
+        gate_up=_parts(mlp.gate_proj, mlp.up_proj),
+        down=_parts(mlp.down_proj),
+    )
+
+
+def _parts(*linears: Any) -> LinearParts:
+    """Those of ``linears`` side by side; no matrices: some product is not in C."""
+    first = linears[0]
+    own = [first.whole] if isinstance(first, JoinedPart) else linears
+    packed = [linear.matrices if isinstance(linear, KernelLinear) else () for linear in own]
+    if not all(packed):
+        return LinearParts((), None)
+    bias = None
+    if any(linear.bias is not None for linear in own):
+        given = next(linear.bias for linear in own if linear.bias is not None)
+        none = [given.new_zeros(linear.out_features) for linear in own]
+        pairs = zip(own, none, strict=True)
+        bias = torch.cat([zeros if linear.bias is None else linear.bias for linear, zeros in pairs])
+    return LinearParts(tuple(part for some in packed for part in some), bias)
 
 
 def head_of(head: Any, row_type: torch.dtype) -> Rows | None:

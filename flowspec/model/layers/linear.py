@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -63,6 +63,11 @@ class KernelLinear(torch.nn.Module):
     def pads(self) -> bool:
         """Whether a lone row is multiplied as two equal ones."""
         return self._packed.pads
+
+    @property
+    def matrices(self) -> tuple[Any, ...]:
+        """As ``Packed``'s."""
+        return self._packed.matrices
 
     @property
     def nbytes(self) -> int:

@@ -50,7 +50,9 @@ def pack(
     if len(pieces) == 1:
         return pieces[0]
     multiply = _joined([part.multiply for part in pieces])
-    return Packed(multiply, sum(part.nbytes for part in pieces), pads=pieces[0].pads)
+    matrices = tuple(matrix for part in pieces for matrix in part.matrices)
+    size = sum(part.nbytes for part in pieces)
+    return Packed(multiply, size, pads=pieces[0].pads, matrices=matrices)
 
 
 def give_back() -> None:

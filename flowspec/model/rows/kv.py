@@ -20,10 +20,10 @@ from flowspec.model.rows.placement import Moves, Placement, row_store
 
 
 class Slots(NamedTuple):
-    """One layer's rows in a pass, keys before values, as they lie in one or several pieces.
+    """Rows in a pass, keys before values, as they lie in one or several pieces.
 
-    ``new``: where those of the pass go. ``kept``: all up to them. A piece is ``[2, heads, rows,
-    head_dim]``.
+    ``new``: where those of the pass go. ``kept``: all up to them. A piece is ``[layers, 2, heads,
+    rows, head_dim]``, or of one layer without the first dimension.
     """
 
     new: tuple[torch.Tensor, ...]
@@ -34,8 +34,13 @@ class Slots(NamedTuple):
         """Rows of the pass."""
         return sum(piece.shape[-2] for piece in self.new)
 
+    def by_layer(self) -> list[Slots]:
+        """Those of each layer."""
+        new, kept = (zip(*(piece.unbind() for piece in pieces), strict=True) for pieces in self)
+        return [Slots(*pair) for pair in zip(new, kept, strict=True)]
+
     def write(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Keep ``keys`` and ``values`` of the pass's rows, ``[heads, rows, head_dim]``."""
+        """Keep one layer's ``keys`` and ``values`` of the pass, ``[heads, rows, head_dim]``."""
         begin = 0
         for piece in self.new:
             end = begin + piece.shape[-2]
@@ -44,7 +49,7 @@ class Slots(NamedTuple):
             begin = end
 
     def wide(self, dtype: torch.dtype) -> torch.Tensor:
-        """All rows in ``dtype``, ``[2, heads, rows, head_dim]``."""
+        """All rows of one layer in ``dtype``, ``[2, heads, rows, head_dim]``."""
         first = self.kept[0]
         if len(self.kept) == 1:
             return first.to(dtype)
@@ -149,11 +154,10 @@ class TreeCache(Cache):
         self._rows = row_store(held)
         self.carry_out(None, held)
 
-    def slots(self, new: int) -> list[Slots]:
-        """The rows of every layer in a pass over ``new`` rows, for who appends them himself."""
-        held = self._held
-        rows = self.storage[:, :, 0, :, : held + new]
-        return [Slots((own,), (all_,)) for own, all_ in zip(rows[..., held:, :], rows, strict=True)]
+    def slots(self, new: int) -> Slots:
+        """The rows of all layers in a pass over ``new`` rows, for who appends them himself."""
+        rows = self.storage[:, :, 0, :, : self._held + new]
+        return Slots((rows[..., self._held :, :],), (rows,))
 
     def carry_out(self, moves: Moves | None, held: int) -> None:
         """Make ``moves``; the next rows go to slot ``held``."""

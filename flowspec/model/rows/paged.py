@@ -183,19 +183,17 @@ class PagedCache(Cache):
         """Give up all blocks; the job has ended."""
         self._cut(0)
 
-    def slots(self, new: int) -> list[Slots]:
-        """The rows of every layer in a pass over ``new`` rows, for who appends them himself."""
-        rows = self._store.rows
-        ranges = (self._ranges(self.held, self.held + new), self._ranges(0, self.held + new))
-        pieces = [[rows[..., begin:end, :].unbind() for begin, end in found] for found in ranges]
-        by_layer = [list(zip(*found, strict=True)) for found in pieces]
-        return [Slots(*pair) for pair in zip(*by_layer, strict=True)]
+    def slots(self, new: int) -> Slots:
+        """The rows of all layers in a pass over ``new`` rows, for who appends them himself."""
+        return self._slots(self._store.rows, new)
 
     def layer_slots(self, layer: int, new: int) -> Slots:
         """``slots`` of ``layer`` alone."""
-        rows = self._store.rows[layer]
+        return self._slots(self._store.rows[layer], new)
+
+    def _slots(self, rows: torch.Tensor, new: int) -> Slots:
         ranges = (self._ranges(self.held, self.held + new), self._ranges(0, self.held + new))
-        return Slots(*(tuple(rows[:, :, slice(*pair)] for pair in found) for found in ranges))
+        return Slots(*(tuple(rows[..., slice(*pair), :] for pair in found) for found in ranges))
 
     def _ranges(self, first: int, end: int) -> list[tuple[int, int]]:
         """Where slots ``first`` to ``end`` are among the pool's rows: ranges, in their order."""

@@ -24,9 +24,8 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     compiled.cache_clear()
 
 
-@pytest.mark.parametrize("source", ["integer.c", "attention.c"])
-def test_it_is_compiled_once(source: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = compiled(source)
+def test_it_is_compiled_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = compiled()
     if isinstance(found, str):
         pytest.skip(found)
     (made,) = cache.rglob("*.so")
@@ -38,29 +37,29 @@ def test_it_is_compiled_once(source: str, cache: Path, monkeypatch: pytest.Monke
         raise AssertionError("compiled again")
 
     monkeypatch.setattr(subprocess, "run", refuse)
-    assert isinstance(compiled(source), ctypes.CDLL)
+    assert isinstance(compiled(), ctypes.CDLL)
 
 
 def test_one_that_was_cut_short_is_compiled_again(cache: Path) -> None:
-    if isinstance(found := compiled("integer.c"), str):
+    if isinstance(found := compiled(), str):
         pytest.skip(found)
     (made,) = cache.rglob("*.so")
     made.unlink()  # the one that is loaded must not change
     made.touch(0o700)
     compiled.cache_clear()
-    assert isinstance(compiled("integer.c"), ctypes.CDLL)
+    assert isinstance(compiled(), ctypes.CDLL)
 
 
 @pytest.mark.parametrize("which", ["folder", "file"])
 def test_code_that_others_can_write_is_not_run(which: str, cache: Path) -> None:
-    if isinstance(found := compiled("integer.c"), str):
+    if isinstance(found := compiled(), str):
         pytest.skip(found)
     (made,) = cache.rglob("*.so")
     path = made.parent if which == "folder" else made
     path.chmod(0o770)
     compiled.cache_clear()
     assert Integer(4).missing() == (
-        f"the compiled integer.c cannot be kept or read: {path} can be written by other users; "
+        f"the compiled kernels cannot be kept or read: {path} can be written by other users; "
         "delete it"
     )
 
@@ -78,7 +77,7 @@ def test_a_compiler_that_fails_is_one_line(
     compiler.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert Integer(8).missing() == (
-        f"{compiler} cannot compile integer.c: a.c:1: error: no such header"
+        f"{compiler} cannot compile the kernels: a.c:1: error: no such header"
     )
     assert not list(cache.rglob("*.so"))
 
@@ -90,9 +89,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(
     compiler.touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(compiler))
-    assert Integer(4).missing() == (
-        "the compiled integer.c cannot be kept or read: Not a directory"
-    )
+    assert Integer(4).missing() == ("the compiled kernels cannot be kept or read: Not a directory")
 
 
 def test_a_processor_without_the_instructions(monkeypatch: pytest.MonkeyPatch) -> None:

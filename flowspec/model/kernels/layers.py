@@ -1,0 +1,229 @@
+"""Plain decoder layers in C, all of a block in one call: ``layers.c``.
+
+Beside the products, a small model's pass is mostly calls of small operations. The norms and the
+activation are modules too, for who runs the library's layers: both have the same bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, c_double, c_int, c_long, c_void_p
+from dataclasses import astuple, dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from flowspec.errors import ModelError
+from flowspec.model.kernels.attention import TOGETHER, KeptPiece, pieces_of
+from flowspec.model.kernels.compiled import ROWS, compiled
+from flowspec.model.kernels.integer import PackedMatrix
+
+
+class LinearParts(NamedTuple):
+    """A linear layer over the rows of ``matrices``, one's outputs behind another's."""
+
+    matrices: tuple[PackedMatrix, ...]
+    bias: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLayer:
+    """What a layer consists of: its norms, of which it may have one only, and linear layers."""
+
+    before: torch.Tensor | None
+    between: torch.Tensor
+    query: torch.Tensor | None
+    key: torch.Tensor | None
+    qkv: LinearParts
+    o: LinearParts
+    gate_up: LinearParts
+    down: LinearParts
+
+    @property
+    def linears(self) -> tuple[LinearParts, ...]:
+        return self.qkv, self.o, self.gate_up, self.down
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """Sizes that all layers have; ``scale`` of scores, ``epsilon`` of norms."""
+
+    hidden: int
+    heads: int
+    key_heads: int
+    head_dim: int
+    scale: float
+    epsilon: float
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = (
+        ("matrices", POINTER(PackedMatrix)),
+        ("bias", c_void_p),
+        ("count", c_long),
+        ("outputs", c_long),
+    )
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("before", "between", "query", "key")),
+        *((name, _Linear) for name in ("qkv", "o", "gate_up", "down")),
+    )
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = (
+        *((name, c_long) for name in ("hidden", "heads", "key_heads", "head_dim")),
+        ("scale", c_double),
+        ("epsilon", c_double),
+    )
+
+
+class _Job(ctypes.Structure):
+    _fields_ = (
+        ("added", POINTER(KeptPiece)),
+        ("kept", POINTER(KeptPiece)),
+        ("bias", c_void_p),
+        *((name, c_long) for name in ("added_count", "kept_count", "rows", "slots", "layer")),
+    )
+
+
+class CompiledLayers:
+    """``layers`` of a block, of one ``shape``, over rows of type ``rows``."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        layers: Sequence[PlainLayer],
+        shape: LayerShape,
+        rows: torch.dtype,
+    ) -> None:
+        self._kept = layers
+        self._type = rows
+        self._hidden = shape.hidden
+        self._shape = _Shape(*astuple(shape))
+        self._layers = (_Layer * len(layers))(*map(_layer, layers))
+        linears = [linear for layer in layers for linear in layer.linears]
+        self._widest = max(_outputs(linear) for linear in linears)
+        self._narrowest = max(linear.matrices[0].inputs for linear in linears)
+        self._decode = library.decode
+        self._decode.argtypes = (
+            *(c_void_p, c_long, c_long, POINTER(_Shape), c_int),  # layers, count, first
+            *(c_void_p, c_long, c_void_p, POINTER(_Job), c_long),  # rows, count, turn, jobs, count
+            *(c_long, c_long, c_int),  # most outputs and inputs, threads
+        )
+
+    def run(
+        self,
+        hidden: torch.Tensor,
+        layers: range,
+        turn: torch.Tensor,
+        added: Sequence[Sequence[torch.Tensor]],
+        kept: Sequence[Sequence[torch.Tensor]],
+        biases: Sequence[torch.Tensor],
+    ) -> torch.Tensor:
+        """``hidden``, ``[rows, hidden]``, after ``layers``; the rows' keys and values are kept.
+
+        ``turn``: cosines and signed sines, ``[rows, 2, 1, head_dim]``. ``added``, ``kept``,
+        ``biases``: of each job whose rows these are, one's behind another's: where the keys and
+        values of its rows go and where all up to them are, in pieces ``[layers, 2, key heads,
+        rows, head_dim]``, and what is added to the scores, float64 ``[1, 1, shared x rows,
+        slots]``.
+        """
+        found = hidden.clone(memory_format=torch.contiguous_format)
+        jobs = (_Job * len(added))()
+        for job, new, all_, bias in zip(jobs, added, kept, biases, strict=True):
+            job.added, job.kept, job.bias = pieces_of(new), pieces_of(all_), bias.data_ptr()
+            job.added_count, job.kept_count = len(new), len(all_)
+            job.rows = sum(piece.shape[-2] for piece in new)
+            job.slots = sum(piece.shape[-2] for piece in all_)
+            job.layer = all_[0].stride(0)
+            if bias.dtype != torch.float64 or not bias.is_contiguous():
+                raise ModelError("attention with a mask that is not float64, or not in one piece")
+            if bias.shape[-1] != job.slots or bias.shape[-2] < job.rows:
+                raise ModelError(f"attention by a mask of {tuple(bias.shape)} to {job.slots} slots")
+        sizes = len(turn), self._hidden, sum(job.rows for job in jobs)
+        types = {found.dtype, turn.dtype, *(rows.dtype for some in kept for rows in some)}
+        if sizes != (*found.shape, len(found)) or types != {self._type}:
+            raise ModelError(f"layers over {tuple(found.shape)} rows of {types}")
+        if self._decode(
+            *(ctypes.byref(self._layers, layers.start * ctypes.sizeof(_Layer)), len(layers)),
+            *(layers.start, ctypes.byref(self._shape), found.dtype == torch.bfloat16),
+            *(found.data_ptr(), len(found), turn.contiguous().data_ptr(), jobs, len(jobs)),
+            *(self._widest, self._narrowest, torch.get_num_threads()),
+        ):
+            raise MemoryError(f"no memory for the layers of {len(found)} rows")
+        return found
+
+
+class CompiledNorm(torch.nn.Module):
+    """Stands in for ``norm``, the library's root-mean-square norm; its sum is in float64."""
+
+    def __init__(self, library: ctypes.CDLL, norm: Any) -> None:
+        super().__init__()
+        self.weight = norm.weight
+        self.variance_epsilon = float(norm.variance_epsilon)
+        self._normalise = library.normalise
+        self._normalise.argtypes = (
+            *(c_void_p, c_int, c_long, c_long),  # rows, half, their count and width
+            *(c_void_p, c_double, c_void_p),  # weights, epsilon, found
+        )
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """``[..., width]`` to the same."""
+        width = rows.shape[-1]
+        if rows.dtype != self.weight.dtype or rows.dtype not in ROWS or width != len(self.weight):
+            raise ModelError(f"a norm of rows of {rows.dtype}, {width} wide")
+        given = rows.contiguous()
+        found = torch.empty_like(given)
+        self._normalise(
+            *(given.data_ptr(), given.dtype == torch.bfloat16, given.numel() // width, width),
+            *(self.weight.data_ptr(), self.variance_epsilon, found.data_ptr()),
+        )
+        return found
+
+
+class CompiledSilu(torch.nn.Module):
+    """Stands in for the library's SiLU; its exponential is in float64."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        super().__init__()
+        self._activate = library.activate
+        self._activate.argtypes = (c_void_p, c_int, c_long, c_void_p)
+
+    def forward(self, gates: torch.Tensor) -> torch.Tensor:
+        """Of any shape."""
+        if gates.dtype not in ROWS:
+            raise ModelError(f"an activation of {gates.dtype}")
+        given = gates.contiguous()
+        found = torch.empty_like(given)
+        half = given.dtype == torch.bfloat16
+        self._activate(given.data_ptr(), half, given.numel(), found.data_ptr())
+        return found
+
+
+def layers_library(head_dim: int, rows: torch.dtype) -> ctypes.CDLL | None:
+    """What runs layers with such heads over rows of this type; None: it cannot be had for them."""
+    library = compiled()
+    fits = rows in ROWS and head_dim % TOGETHER == 0
+    return library if fits and not isinstance(library, str) else None
+
+
+def _layer(layer: PlainLayer) -> _Layer:
+    norms = (layer.before, layer.between, layer.query, layer.key)
+    return _Layer(*map(_pointer, norms), *map(_linear, layer.linears))
+
+
+def _linear(linear: LinearParts) -> _Linear:
+    matrices = (PackedMatrix * len(linear.matrices))(*linear.matrices)
+    return _Linear(matrices, _pointer(linear.bias), len(matrices), _outputs(linear))
+
+
+def _outputs(linear: LinearParts) -> int:
+    return sum(matrix.outputs for matrix in linear.matrices)
+
+
+def _pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
