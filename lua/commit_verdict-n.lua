@@ -58,6 +58,7 @@ if stamp ~= '' then
     entry[#entry + 1], entry[#entry + 2] = 'at', string.match(stamp, '^%S+')
 end
 redis.call('XADD', out, '*', unpack(entry))
+redis.call('PEXPIRE', run, RUN_MS)
 redis.call('HSET', job, 'offset', offset + tonumber(ARGV[4]), 'emitted', tonumber(ARGV[5]) + tonumber(ARGV[6]))
 if ARGV[10] ~= '' then redis.call('HSET', job, 'text_end', ARGV[10]) end
 for at = 16 + stages, #ARGV do graph_complete(run, logs, ARGV[at], stamp) end

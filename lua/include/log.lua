@@ -1,6 +1,14 @@
 -- Log entries, their counts by run, and stamps of emulated runs: 'SECONDS NODE', the nominal time at which NODE sent something;
 -- '' in any other run.
 
+-- A run has a lifetime from its first entry and from its last commit on: if the job's record is deleted or damaged,
+-- nobody knows the run's epoch, and so its key, when the job ends.
+local RUN_MS = 86400000
+
+local function counted(run, index)
+    if redis.call('HINCRBY', run, 'a:' .. index, 1) == 1 then redis.call('PEXPIRE', run, RUN_MS) end
+end
+
 -- Append to the log of the worker index, and count the entry for the run: a:INDEX in its hash.
 local function append(run, logs, index, sender, seq, envelope, stamp)
     local log = logs[tonumber(index)]
@@ -9,7 +17,7 @@ local function append(run, logs, index, sender, seq, envelope, stamp)
     else
         redis.call('XADD', log, '*', 'f', sender, 'q', seq, 'm', envelope, 't', stamp)
     end
-    redis.call('HINCRBY', run, 'a:' .. index, 1)
+    counted(run, index)
 end
 
 -- Append an entry with the messages of several runs, each counted for its run, and note its number there. parts:
@@ -20,7 +28,7 @@ local function append_together(log, index, sender, parts, stamp)
     for _, part in ipairs(parts) do
         local at = #fields
         fields[at + 1], fields[at + 2], fields[at + 3], fields[at + 4] = 'q', part.seq, 'm', part.envelope
-        redis.call('HINCRBY', part.run, 'a:' .. index, 1)
+        counted(part.run, index)
         redis.call('HSET', part.run, 'q:' .. sender .. ':' .. index, part.seq)
     end
     redis.call('XADD', log, '*', unpack(fields))

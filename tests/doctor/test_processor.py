@@ -12,7 +12,7 @@ def x86(*features: str) -> ProcessorFacts:
 
 
 def test_precisions_that_have_instructions() -> None:
-    assert fast(x86("avx2", "f16c")) == ("float32", "float16", "int8", "int4")
+    assert fast(x86("avx2", "f16c")) == ("float32", "float16", "int8", "int8-block", "int4")
     assert "bfloat16" in fast(x86("avx2", "amx_bf16"))
     assert "int8" in fast(x86("avx2", "avx_vnni"))
     arm = ProcessorFacts("aarch64", frozenset({"asimd", "asimddp"}))
@@ -24,7 +24,7 @@ def test_a_precision_without_instructions_is_slow_where_the_processor_computes()
     assert fine.level is Severity.OK
     assert slow.level is Severity.WARNING
     assert "no instructions for bfloat16" in slow.found
-    assert slow.remedy == "choose a --dtype of float32, int8, int4, or auto"
+    assert slow.remedy == "choose a --dtype of float32, int8, int8-block, int4, or auto"
     assert len(list(check(x86("avx2"), "bfloat16", "cuda:0"))) == 1
     assert len(list(check(x86("avx2"), "auto", "cpu"))) == 1
 

@@ -145,3 +145,10 @@ def test_log_probabilities_go_with_the_tokens(call: Call, running: redis.Redis) 
     ((_, entry),) = running.xrange(OUT)
     assert entry[b"logprobs"] == b"[[1]]"
     assert (entry[b"ids"], entry[b"at"]) == (b"[7, 8]", b"0.25")
+
+
+def test_a_commit_prolongs_the_lifetime_of_the_run(call: Call, running: redis.Redis) -> None:
+    assert call("commit_verdict", KEYS, *verdict()) is Code.OK
+    running.pexpire(RUN, 1_000)
+    assert call("commit_verdict", KEYS, *verdict(offset=7, seqs=(2, 2))) is Code.OK
+    assert running.pttl(RUN) > 1_000

@@ -125,3 +125,14 @@ def test_a_stamp_is_one_more_field_and_its_latest_is_kept(call: Call, running: r
     call("publish", KEYS, *task("c", completes=("a",), stamp="10 s2"))
     assert [entry[b"t"] for _, entry in running.xrange(LOGS[2])] == [b"10 s2", b"10 s2"]
     assert not running.hexists(RUN, "m:b")
+
+
+def test_a_run_has_a_lifetime_from_its_first_entry_on(call: Call, running: redis.Redis) -> None:
+    """For who ends a job whose record is gone does not know its run's key."""
+    for reach in (lambda: task("t"), message):
+        running.delete(RUN)
+        assert call("publish", KEYS, *reach()) is Code.OK
+        assert 0 < running.pttl(RUN) <= 86_400_000
+    running.persist(RUN)
+    assert call("publish", KEYS, *message(seq=2)) is Code.OK
+    assert running.pttl(RUN) == -1, "not at every entry"

@@ -104,6 +104,7 @@ def test_the_functions_that_write_are_found() -> None:
     assert writing_functions() == {
         "append",
         "append_together",
+        "counted",
         "graph_deliver",
         "graph_release",
         "graph_latest",

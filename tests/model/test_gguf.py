@@ -29,6 +29,7 @@ from flowspec.model.weights.tensors import read_rows, read_tensor
 from ops.peer import convert
 from tests import gguf_files
 from tests.gguf_files import EXPERTS, HEADS, SIZE, write
+from tests.precisions import SERVED
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "qwen2moe", "qwen3moe")
 TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
@@ -100,7 +101,8 @@ def test_every_type_has_the_librarys_values(tmp_path: Path, kind: str) -> None:
     assert directory.config["dtype"] == wanted
     wanted = choose_precision("auto", "cpu", {"dtype": wanted})
     assert directory.config["gguf_types"] == {kind: 1 + 7 * gguf_files.LAYERS}
-    chosen = "int4" if kind in ("Q4_0", "Q4_1", "Q4_K") else wanted
+    kept = {"Q4_0": "int4", "Q4_1": "int4", "Q4_K": "int4", "Q8_0": "int8-block"}.get(kind, "")
+    chosen = kept if kept in SERVED else wanted
     assert choose_precision("auto", "cpu", directory.config) == chosen
 
 
@@ -117,6 +119,17 @@ def test_blocks_in_four_bits_are_nearly_those_of_int4(tmp_path: Path, kind: str)
     step = (blocks.amax(-1) - blocks.amin(-1)) / 15
     error = (kept - exact).view(-1, 32).abs().amax(-1)
     assert (error <= step / 4).float().mean() > 0.9
+
+
+def test_blocks_in_eight_bits_are_kept(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write(file, kind="Q8_0")
+    directory = open_directory(str(file))
+    for name in ("mlp.up_proj", "self_attn.q_proj", "mlp.down_proj"):
+        stored = StoredWeight(directory, f"model.layers.0.{name}.weight")
+        kept = stored.read(range(stored.shape[0]), "int8-block")
+        exact = values_of(directory, f"model.layers.0.{name}.weight")
+        assert torch.equal(dequantise(kept, torch.float32), exact)
 
 
 @pytest.mark.parametrize("rows", [range(1), range(3, 130), range(127, 128), range(64, 256)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -117,7 +118,8 @@ def test_peak_memory_is_the_final_size_and_a_fifth(wide: Path, precision: str) -
         capture_output=True,
         text=True,
         check=True,
-        env={"PATH": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(sys.path)},
+        env={name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        | {"OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(sys.path)},
     )
     peak, final = map(float, done.stdout.split())
     print(f"{precision}: peak {peak:.0f} MiB, weights {final:.0f} MiB")

@@ -26,7 +26,7 @@ _SHARED = "numbers.h"
 _NEEDED = {"avx2": "-mavx2", "fma": "-mfma"}
 _OPTIONS = (
     *("-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
-    *("-fopenmp", "-shared", "-fPIC"),
+    *("-fopenmp", "-shared", "-fPIC", "-Wl,-Bsymbolic"),
 )
 #: The first that there is: torch's threads are those of gcc's OpenMP.
 _COMPILERS = ("gcc", "cc")

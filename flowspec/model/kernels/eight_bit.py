@@ -14,9 +14,10 @@ from flowspec.model.kernels.base import Packed
 from flowspec.model.kernels.cpu import cpu_flags
 from flowspec.model.weights.quantise import Weight
 
-#: Bytes of an input, and the largest number that they hold around zero.
+#: Bytes of an input, and the largest number in them. They hold 8,355,711 around zero, which the
+#: rounding of a row's scale must not exceed.
 _BYTES = 3
-_LARGEST_CODE = 127 * (1 + 256 + 256**2)
+_LARGEST_CODE = 8_355_000
 #: The byte that stands for zero.
 ZERO = 128
 #: Products of an unsigned byte and a signed code that a sum of 32 bits holds.

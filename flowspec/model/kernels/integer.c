@@ -1,9 +1,9 @@
 /* Products of rows and quantised weights, summed as integers.
 
-   A row is held as codes of 16 bits, of which 32 share a scale. A weight is a code of four bits, of which 32
-   share a scale and a middle, or one of eight bits, with a scale for all of an output. Products of
-   codes and their sums over 32 inputs are integers, and exact. These are added in float32 in one
-   order, so a row has the same bits whatever shares its pass. */
+   A row is held as codes of 16 bits, of which 32 share a scale. A weight is a code of four bits, of
+   which 32 share a scale and a middle, or one of eight bits, with a scale for 32 or for all of an
+   output. Products of codes and their sums over 32 inputs are integers, and exact. These are added
+   in float32 in one order, so a row has the same bits whatever shares its pass. */
 
 #include "numbers.h"
 
@@ -94,22 +94,24 @@ INLINE void four_bits(const int count, const void *weights, const float *scales,
     }
 }
 
-/* One output of `count` rows by eight bits. */
-INLINE void eight_bits(const int count, const int8_t *weights, float scale, long inputs,
-                       long padded, Rows rows, float *found) {
+/* One output of `count` rows by eight bits. `scales`: one, or one for each block. */
+INLINE void eight_bits(const int count, const int blocked, const int8_t *weights,
+                       const float *scales, long inputs, long padded, Rows rows, float *found) {
     __m256 sums[TILE];
     UNROLL for (int r = 0; r < count; r++) sums[r] = _mm256_setzero_ps();
     for (long i = 0; i < inputs; i += BLOCK) {
         const __m128i *bytes = (const __m128i *)(weights + i);
         __m256i first = _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes));
         __m256i second = _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes + 1));
+        __m256 scale = _mm256_broadcast_ss(scales + (blocked ? i / BLOCK : 0));
         UNROLL for (int r = 0; r < count; r++) {
             __m256i exact = products(first, second, rows.codes + r * inputs + i);
             __m256 steps = _mm256_broadcast_ss(rows.scales + r * padded + i / BLOCK);
+            if (blocked) steps = _mm256_mul_ps(scale, steps);
             sums[r] = _mm256_fmadd_ps(steps, _mm256_cvtepi32_ps(exact), sums[r]);
         }
     }
-    UNROLL for (int r = 0; r < count; r++) found[r] = total(sums[r]) * scale;
+    UNROLL for (int r = 0; r < count; r++) found[r] = total(sums[r]) * (blocked ? 1 : *scales);
 }
 
 /* `found`, [count, outputs] and `apart` numbers from row to row, of `rows`, [count, inputs], both
@@ -117,8 +119,9 @@ INLINE void eight_bits(const int count, const int8_t *weights, float scale, long
 
    `weights`: of four `bits` [outputs, inputs / 4] words, of eight [outputs, inputs]. `scales`: of
    four bits bfloat16 [outputs, 2, blocks], scales and values of the code 8; of eight float32
-   [outputs]. `inputs`: a multiple of GROUP, or of BLOCK. Returns 0; 1 if memory is short. */
-int multiply(int bits, const void *weights, const void *scales, long outputs, long inputs,
+   [outputs, blocks] or, if not `blocked`, [outputs]. `inputs`: a multiple of GROUP, or of BLOCK.
+   Returns 0; 1 if memory is short. */
+int multiply(int bits, int blocked, const void *weights, const void *scales, long outputs, long inputs,
              const void *rows, long count, int half, void *found, long apart, int threads) {
     long blocks = inputs / BLOCK;
     long padded = (blocks + LANES - 1) / LANES * LANES;
@@ -154,11 +157,14 @@ int multiply(int bits, const void *weights, const void *scales, long outputs, lo
                 many = count - first < TILE ? count - first : TILE;
                 for (long o = begin; o < end; o++) {
                     const int8_t *own = (const int8_t *)weights + o * inputs * bits / 8;
+                    const float *of = (const float *)scales + (bits == 4 ? 0 : blocked ? o * blocks : o);
                     float values[TILE];
 #define PRODUCTS(MANY)                                                                       \
     bits == 4 ? four_bits(MANY, own, steps[o - begin], lows[o - begin], inputs, padded,      \
                           part, values)                                                      \
-              : eight_bits(MANY, own, ((const float *)scales)[o], inputs, padded, part, values)
+    : blocked                                                                                \
+        ? eight_bits(MANY, 1, own, of, inputs, padded, part, values)                         \
+        : eight_bits(MANY, 0, own, of, inputs, padded, part, values)
                     switch (many) {
                     case 1: PRODUCTS(1); break;
                     case 2: PRODUCTS(2); break;

@@ -17,7 +17,8 @@ from flowspec.model.kernels.compiled import ROWS, compiled
 from flowspec.model.weights.quantise import Weight, unpacked
 
 _ARGUMENTS = (
-    *(c_int, c_void_p, c_void_p, c_long, c_long),  # bits, weights, scales, outputs, inputs
+    *(c_int, c_int, c_void_p, c_void_p),  # bits, whether 32 of eight share a scale, weights, scales
+    *(c_long, c_long),  # outputs, inputs
     *(c_void_p, c_long, c_int),  # rows, count, half
     *(c_void_p, c_long, c_int),  # found, numbers from one of its rows to the next, threads
 )
@@ -34,6 +35,7 @@ class PackedMatrix(ctypes.Structure):
         ("weights", c_void_p),
         ("scales", c_void_p),
         ("bits", c_long),
+        ("blocked", c_long),
         ("outputs", c_long),
         ("inputs", c_long),
     )
@@ -46,7 +48,7 @@ class Integer:
 
     def __init__(self, bits: int) -> None:
         self.name = f"cc-w{bits}a16"
-        self.precisions = (f"int{bits}",)
+        self.precisions = {4: ("int4",), 8: ("int8", "int8-block")}[bits]
         self._bits = bits
 
     def missing(self) -> str:
@@ -64,7 +66,8 @@ class Integer:
         codes = weight.codes.contiguous() if self._bits == 8 else _in_words(weight.codes)
         scales = weight.scales.contiguous()
         outputs, inputs = weight.shape
-        matrix = PackedMatrix(codes.data_ptr(), scales.data_ptr(), self._bits, outputs, inputs)
+        kind = self._bits, weight.precision.block > 0
+        matrix = PackedMatrix(codes.data_ptr(), scales.data_ptr(), *kind, outputs, inputs)
 
         def multiply(given: torch.Tensor) -> torch.Tensor:
             if given.dtype not in ROWS or given.shape[1] != inputs:
@@ -72,7 +75,7 @@ class Integer:
             kept = given.contiguous()
             products = kept.new_empty((kept.shape[0], outputs))
             if products_of(
-                *(self._bits, codes.data_ptr(), scales.data_ptr(), outputs, inputs),
+                *(*kind, codes.data_ptr(), scales.data_ptr(), outputs, inputs),
                 *(kept.data_ptr(), kept.shape[0], kept.dtype == torch.bfloat16),
                 *(products.data_ptr(), outputs, torch.get_num_threads()),
             ):

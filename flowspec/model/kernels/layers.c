@@ -11,7 +11,7 @@ enum {
 /* A matrix as `multiply` takes it. */
 typedef struct {
     const void *weights, *scales;
-    long bits, outputs, inputs;
+    long bits, blocked, outputs, inputs;
 } Matrix;
 
 /* A linear layer: `count` matrices, one's outputs behind another's, and a bias or NULL. */
@@ -127,8 +127,8 @@ static int linear(const Linear *own, const void *rows, long count, int half, cha
                   int threads) {
     long bytes = half ? 2 : 4, begin = 0;
     for (const Matrix *m = own->matrices; m < own->matrices + own->count; m++) {
-        if (multiply((int)m->bits, m->weights, m->scales, m->outputs, m->inputs, rows, count, half,
-                     found + begin * bytes, own->outputs, threads))
+        if (multiply((int)m->bits, (int)m->blocked, m->weights, m->scales, m->outputs, m->inputs, rows,
+                     count, half, found + begin * bytes, own->outputs, threads))
             return 1;
         begin += m->outputs;
     }

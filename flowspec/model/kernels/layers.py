@@ -102,7 +102,6 @@ class CompiledLayers:
     ) -> None:
         self._kept = layers
         self._type = rows
-        self._hidden = shape.hidden
         self._shape = _Shape(*astuple(shape))
         self._layers = (_Layer * len(layers))(*map(_layer, layers))
         linears = [linear for layer in layers for linear in layer.linears]
@@ -144,14 +143,24 @@ class CompiledLayers:
                 raise ModelError("attention with a mask that is not float64, or not in one piece")
             if bias.shape[-1] != job.slots or bias.shape[-2] < job.rows:
                 raise ModelError(f"attention by a mask of {tuple(bias.shape)} to {job.slots} slots")
-        sizes = len(turn), self._hidden, sum(job.rows for job in jobs)
-        types = {found.dtype, turn.dtype, *(rows.dtype for some in kept for rows in some)}
-        if sizes != (*found.shape, len(found)) or types != {self._type}:
+        every = [rows for some in (*added, *kept) for rows in some]
+        forms = {(*rows.shape[1:3], rows.shape[4], *rows.stride()[3:]) for rows in every}
+        types = {found.dtype, turn.dtype, *(rows.dtype for rows in every)}
+        shape = self._shape
+        dim = shape.head_dim
+        if (
+            found.shape != (sum(job.rows for job in jobs), shape.hidden)
+            or turn.shape != (len(found), 2, 1, dim)
+            or not turn.is_contiguous()
+            or forms != {(2, shape.key_heads, dim, dim, 1)}
+            or min(len(rows) for rows in every) < layers.stop
+            or types != {self._type}
+        ):
             raise ModelError(f"layers over {tuple(found.shape)} rows of {types}")
         if self._decode(
             *(ctypes.byref(self._layers, layers.start * ctypes.sizeof(_Layer)), len(layers)),
             *(layers.start, ctypes.byref(self._shape), found.dtype == torch.bfloat16),
-            *(found.data_ptr(), len(found), turn.contiguous().data_ptr(), jobs, len(jobs)),
+            *(found.data_ptr(), len(found), turn.data_ptr(), jobs, len(jobs)),
             *(self._widest, self._narrowest, torch.get_num_threads()),
         ):
             raise MemoryError(f"no memory for the layers of {len(found)} rows")

@@ -22,7 +22,7 @@ typedef struct {
     long head;  /* numbers from one head to the next */
 } Piece;
 
-int multiply(int bits, const void *weights, const void *scales, long outputs, long inputs,
+int multiply(int bits, int blocked, const void *weights, const void *scales, long outputs, long inputs,
              const void *rows, long count, int half, void *found, long apart, int threads);
 int attend(int half, const void *queries, long query_head, long query_row, long heads, long shared,
            long count, long dim, const Piece *pieces, const double *bias, long slots, double scale,

@@ -383,8 +383,9 @@ def compiled_layers(body: Any) -> CompiledLayers | None:
     None: not all products of the layers are in C.
     """
     config = body.config
-    attention = body.layers[0].self_attn
-    weight = body.layers[0].post_attention_layernorm.weight
+    first = body.layers[0]
+    attention = first.self_attn
+    weight = first.post_attention_layernorm.weight
     library = layers_library(int(attention.head_dim), weight.dtype)
     if library is None or weight.device.type != "cpu" or config.hidden_act != "silu":
         return None
@@ -400,7 +401,7 @@ def compiled_layers(body: Any) -> CompiledLayers | None:
     heads = [module.out_features // attention.head_dim for module in _qkv(attention)]
     shape = LayerShape(
         *(config.hidden_size, heads[0], heads[1], attention.head_dim),
-        *(float(attention.scaling), float(config.rms_norm_eps)),
+        *(float(attention.scaling), float(first.post_attention_layernorm.variance_epsilon)),
     )
     return CompiledLayers(library, found, shape, weight.dtype)
 

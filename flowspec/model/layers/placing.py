@@ -76,13 +76,13 @@ def choose_device(name: str) -> torch.device:
 def choose_precision(dtype: str, device: str, config: Mapping[str, Any]) -> str:
     """The precision for ``--dtype`` on a device of type ``device``.
 
-    ``auto`` is what the config declares; bfloat16 where there is no kernel for int4, and float32 on
-    a CPU that has no instructions for bfloat16.
+    ``auto`` is what the config declares; bfloat16 where there is no kernel for a quantised one, and
+    float32 on a CPU that has no instructions for bfloat16.
     """
     if check_dtype(dtype) != AUTO:
         return dtype
     stored = declared(config)
-    if stored == "int4":
+    if stored in PRECISIONS and PRECISIONS[stored].quantised:
         if served(stored, device):
             return stored
         stored = "bfloat16"

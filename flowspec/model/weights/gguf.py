@@ -29,12 +29,12 @@ from flowspec.model.weights.tensor_files import TensorEntry, user_cache
 INDEX = "gguf-index.json"
 SUFFIX = ".gguf"
 #: Raised when a folder in the cache would be written otherwise.
-_VERSION = 3
+_VERSION = 4
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 #: Types that are read, and the names that safetensors have for those of plain numbers.
 _PLAIN = ("F32", "F16", "BF16")
-#: Types whose blocks of 32 have a scale and a minimum, or a scale alone, as int4 has.
-_FOUR_BITS = {"Q4_0", "Q4_1", "Q4_K"}
+#: Types whose codes a precision keeps: in blocks of 32 that have its scale, or scale and minimum.
+_CODES_OF = {"int4": {"Q4_0", "Q4_1", "Q4_K"}, "int8-block": {"Q8_0"}}
 _TYPES = (*_PLAIN, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 #: Architectures that are read.
 _FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "qwen2moe", "qwen3moe")
@@ -309,8 +309,9 @@ def _config(
     found["dtype"] = {"F32": "float32", "F16": "float16"}.get(common, "bfloat16")
     found["gguf_types"] = dict(sorted(kinds.items()))
     layers = {entry.dtype for name, entry in index.items() if _is_matrix_of_layer(name, entry)}
-    if layers <= _FOUR_BITS:
-        found[OWN] = "int4"
+    for precision, types in _CODES_OF.items():
+        if layers <= types:
+            found[OWN] = precision
     return found
 
 

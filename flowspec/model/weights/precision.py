@@ -18,8 +18,8 @@ AUTO = "auto"
 #: Weights of nf4 and fp4 that share a scale, along a row of the matrix.
 FOUR_BIT_BLOCK = 64
 
-#: What inputs and outputs of a matrix in four bits are multiples of: the longest block, and the
-#: rows that bitsandbytes packs together.
+#: What inputs of a matrix with blocks are multiples of, and outputs of one in four bits: the
+#: longest block, and the rows that bitsandbytes packs together.
 _EVEN_INPUTS = FOUR_BIT_BLOCK
 _EVEN_OUTPUTS = 32
 
@@ -56,12 +56,12 @@ class Precision:
     def for_matrix(self, shape: Sequence[int]) -> Precision:
         """The precision that a matrix ``[..., outputs, inputs]`` is held in.
 
-        One whose blocks and groups of rows do not come out even in four bits has eight.
+        One whose blocks or groups of rows do not come out even is in eight bits, with a scale a
+        row.
         """
         outputs, inputs = shape[-2:]
-        if self.bits > 4 or not (inputs % _EVEN_INPUTS or outputs % _EVEN_OUTPUTS):
-            return self
-        return PRECISIONS["int8"]
+        even = inputs % _EVEN_INPUTS == 0 and (self.bits > 4 or outputs % _EVEN_OUTPUTS == 0)
+        return self if even or not self.block else PRECISIONS["int8"]
 
     def rows_on(self, device: str) -> str:
         """The element type of rows on a device of type ``device``.
@@ -87,6 +87,7 @@ PRECISIONS = {
         Precision("bfloat16", 16, "bfloat16"),
         Precision("float16", 16, "float16"),
         Precision("int8", 8, "bfloat16", scale_bits=32),
+        Precision("int8-block", 8, "bfloat16", scale_bits=32, block=32),
         _four_bit("nf4"),
         _four_bit("fp4"),
         _four_bit("nf4", double=True),
@@ -102,7 +103,7 @@ DTYPES = (AUTO, *PRECISIONS)
 DEVICES = ("cpu", "cuda", "mps")
 
 
-#: Where the config of a GGUF file says that its layers are in four bits as int4 has them.
+#: Where the config of a GGUF file says in which precision its layers keep their codes.
 OWN = "flowspec_precision"
 
 

@@ -4,6 +4,7 @@ A matrix is ``[outputs, inputs]``; every scale belongs to one row of it, so that
 quantised in slices and a whole matrix never exists in more than its stored and its quantised form.
 
     int8        codes int8 [outputs, inputs], one float32 scale a row; value = code x scale
+    int8-block  the same with one scale for 32 codes, the scheme of ggml's Q8_0
     int4        two codes a byte [outputs, inputs / 2], first in the high bits; for 32 codes one
                 bfloat16 scale and, behind all of a row's scales, the bfloat16 middle of their
                 range; value = (code - 8) x scale + middle, the scheme of ggml's Q4_1
@@ -139,8 +140,9 @@ def dequantise(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     if weight.scales is None:
         return weight.codes.to(dtype)
     kind = weight.precision
-    if kind.name == "int8":
-        return (weight.codes.float() * weight.scales).to(dtype)
+    if kind.bits == 8:
+        blocks = weight.codes.float().view(*weight.scales.shape, -1) * weight.scales.unsqueeze(-1)
+        return blocks.view(weight.shape).to(dtype)
     codes = unpacked(weight.codes).view(weight.shape[0], -1, kind.block)
     if kind.name == "int4":
         scales, middles = (part.float().unsqueeze(-1) for part in weight.scales_and_middles)
@@ -181,10 +183,11 @@ def _quantised(values: torch.Tensor, kind: Precision) -> tuple[torch.Tensor, ...
 
     A block of equal values has scale 0 in int4, and one of zeros in the others.
     """
-    if kind.name == "int8":
-        scales = values.abs().amax(dim=-1, keepdim=True) / 127
-        return _nearest(values, scales).clamp_(-127, 127).to(torch.int8), scales
-    blocks = values.view(values.shape[0], -1, kind.block)
+    blocks = values.view(values.shape[0], -1, kind.block or values.shape[1])
+    if kind.bits == 8:
+        scales = blocks.abs().amax(dim=-1, keepdim=True) / 127
+        codes = _nearest(blocks, scales).clamp_(-127, 127).to(torch.int8)
+        return codes.view(values.shape), scales.squeeze(-1)
     if kind.name == "int4":
         return _evenly(blocks)
     scales = blocks.abs().amax(dim=-1, keepdim=True)

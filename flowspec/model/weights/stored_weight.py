@@ -30,7 +30,7 @@ class StoredWeight:
         if directory.shard is not None and name + CODES in directory.weight_files:
             self._kind = PRECISIONS[directory.shard.dtype]
         self._entry = directory.tensor(name + CODES if self._kind else name)
-        if self._entry.dtype == _EIGHT_BITS:
+        if self._entry.dtype == _EIGHT_BITS and directory.tensor(name + SCALES).shape[1:] == (1,):
             self._kind = PRECISIONS["int8"]  # of whatever precision the shard is otherwise
 
     @property

@@ -8,14 +8,16 @@ import torch
 from flowspec.errors import ModelError
 from flowspec.model.kernels.base import Packed
 from flowspec.model.kernels.integer import Integer
+from flowspec.model.weights.precision import PRECISIONS
 from flowspec.model.weights.quantise import Weight, dequantise, quantise
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(params=[4, 8])
+@pytest.fixture(params=["int4", "int8", "int8-block"])
 def kernel(request: pytest.FixtureRequest) -> Integer:
-    found = Integer(request.param)
+    found = Integer(PRECISIONS[request.param].bits)
+    found.precisions = (request.param,)
     if found.missing():
         pytest.skip(found.missing())
     return found

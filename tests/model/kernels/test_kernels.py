@@ -14,6 +14,7 @@ from flowspec.model import kernels as module
 from flowspec.model.kernels import KERNELS, dense, kernels_for, survey
 from flowspec.model.kernels.base import Kernel, Packed, in_slices
 from flowspec.model.kernels.dense import Torch
+from flowspec.model.kernels.eight_bit import ZERO, in_bytes, joined
 from flowspec.model.layers import linear as linear_module
 from flowspec.model.layers.linear import KernelLinear, kernel_for, load_linear, rows_are_independent
 from flowspec.model.weights.precision import PRECISIONS
@@ -28,7 +29,7 @@ CASES = [
     for precision in kernel.precisions
 ]
 #: Those whose rows are integers; that of CUDA computes on a CPU too, where it is not used.
-EIGHT_BIT = [kernel for kernel in KERNELS if kernel.precisions == ("int8",)]
+EIGHT_BIT = [kernel for kernel in KERNELS if "int8" in kernel.precisions]
 SHAPES = [(64, 64), (96, 128), (576, 192), (192, 512), (512, 1024)]
 #: Largest difference from a product in float64, relative to the product's size: the rounding of
 #: products to bfloat16, and of bitsandbytes' partial sums.
@@ -84,6 +85,18 @@ def test_a_large_input_takes_no_precision_from_the_others(kernel: Kernel) -> Non
     wanted = packed.multiply(rows)
     rows[:, 7] = torch.tensor([100.0, -5e3, 50.0, 0.0, 2e4])
     assert (packed.multiply(rows) - wanted).norm() / wanted.norm() < 5e-3
+
+
+def test_rows_in_bytes_are_the_rows() -> None:
+    """Whatever their largest number is, which a scale that is rounded may make too large."""
+    source = torch.Generator().manual_seed(0)
+    mantissas = torch.arange(128, 256).float().bfloat16().float()
+    largest = torch.cat((mantissas, -mantissas, torch.randn(2000, generator=source) * 1e3))
+    rows = torch.rand((len(largest), 8), generator=source) * largest[:, None]
+    rows[:, 3] = largest
+    parts, scales = in_bytes(rows)
+    found = joined(parts.float() - ZERO, scales)
+    assert ((found - rows).abs() <= largest.abs()[:, None] * 2.0**-22).all()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
