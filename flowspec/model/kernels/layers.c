@@ -67,19 +67,31 @@ void normalise(const void *rows, int half, long count, long width, const void *w
     else norm(rows, 0, count, width, weights, epsilon, found);
 }
 
+/* e to the power of a number that is not above 0: what is left of it beside a multiple of ln 2, by
+   its series. Without a branch, so that the compiler computes several at once. */
+INLINE float exponential_of(float value) {
+    float bounded = value < -87 ? -87 : value;
+    float power = bounded * 1.44269504f + 12582912.0f; /* rounded to a whole number in its last bits */
+    float rest = fmaf(power - 12582912.0f, -0.693359375f, bounded);
+    rest = fmaf(power - 12582912.0f, 2.12194440e-4f, rest);
+    float found = 1.0f / 5040;
+    found = fmaf(found, rest, 1.0f / 720);
+    found = fmaf(found, rest, 1.0f / 120);
+    found = fmaf(found, rest, 1.0f / 24);
+    found = fmaf(found, rest, 1.0f / 6);
+    found = fmaf(found, rest, 0.5f);
+    found = fmaf(found, rest, 1.0f);
+    found = fmaf(found, rest, 1.0f);
+    float scaled = float_of(bits_of(found) + (bits_of(power) << 23));
+    return value < -87 ? 0 : scaled;
+}
+
 /* The SiLU of `count` gates. */
 INLINE void silu(const void *gates, const int half, long count, void *found) {
-    const __m256d one = _mm256_set1_pd(1), sign = _mm256_set1_pd(-0.0);
-    for (long i = 0; i < count; i += DOUBLES) {
-        float last[DOUBLES] = {0}, values[DOUBLES];
-        long some = count - i < DOUBLES ? count - i : DOUBLES;
-        for (long l = 0; l < some; l++) last[l] = number(gates, half, i + l);
-        __m256d gate = _mm256_cvtps_pd(_mm_loadu_ps(last));
-        __m256d small = exponential(_mm256_or_pd(gate, sign)); /* of what is not above 0 */
-        __m256d over = _mm256_blendv_pd(one, small, gate);     /* that, if the gate is below */
-        __m256d share = _mm256_div_pd(over, _mm256_add_pd(one, small));
-        _mm_storeu_ps(values, _mm256_cvtpd_ps(_mm256_mul_pd(gate, share)));
-        for (long l = 0; l < some; l++) put(found, half, i + l, values[l]);
+    for (long i = 0; i < count; i++) {
+        float gate = number(gates, half, i);
+        float small = exponential_of(-fabsf(gate));
+        put(found, half, i, gate * ((gate < 0 ? small : 1) / (1 + small)));
     }
 }
 

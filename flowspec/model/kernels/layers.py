@@ -195,7 +195,7 @@ class CompiledNorm(torch.nn.Module):
 
 
 class CompiledSilu(torch.nn.Module):
-    """Stands in for the library's SiLU; its exponential is in float64."""
+    """Stands in for the library's SiLU; its exponential is within two roundings."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         super().__init__()
