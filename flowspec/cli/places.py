@@ -69,7 +69,9 @@ def setup_of(flags: ModelFlags, strategy: str = DEFAULT_STRATEGY) -> Setup:
             )
         drafting = (flags.draft_dtype, flags.draft_device)
         return cluster_setup(read_cluster(flags.cluster), drafting)
-    target, draft, models = flags.target, flags.draft, flags.models
+    target = flags.target
+    draft = flags.draft
+    models = flags.models
     run_on = (flags.dtype, flags.device, flags.draft_dtype, flags.draft_device)
     packaged_target, packaged_draft = default_pair()
     places = Places(*(AUTO if flag is None else flag for flag in run_on))

@@ -19,7 +19,7 @@ _FAST = {
         "float32": ("avx2", "avx512f"),
         "bfloat16": ("avx512_bf16", "amx_bf16"),
         "float16": ("f16c", "avx512_fp16", "amx_fp16"),
-        "int8": ("avx2", "avx512_vnni", "avx_vnni", "amx_int8"),
+        "int8": ("avx2",),
         "int8-block": ("avx2",),
         "nf4": ("avx512_bf16",),
         "fp4": ("avx512_bf16",),

@@ -256,7 +256,9 @@ class DraftPerformer:
 
     def written(self, commit: Commit) -> CommitText:
         stream = self._texts[commit.run]
-        text, lengths, found = "", [], []
+        text = ""
+        lengths = []
+        found = []
         for at, token in enumerate(commit.tokens):
             if isinstance(commit, ScoredCommit):
                 found.append(scored(token, commit.top[at], commit.alternatives, stream.token))

@@ -124,7 +124,9 @@ def main() -> None:
                 places=Places(dtype),
                 jobs=given.jobs,
             )
-            before, answers, tokens = len(check.differing), 0, 0
+            before = len(check.differing)
+            answers = 0
+            tokens = 0
             steps: list[float] = []
             with Cluster(setup) as cluster, Client(cluster.url) as client:
                 for temperature, strategy in product(given.temperatures, EXACT):

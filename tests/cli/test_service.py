@@ -38,7 +38,7 @@ class Pipeline:
 
     def workers(self) -> dict[str, dict[str, Any]]:
         facts = {"state": "ready", "host": HOST, "pid": 4194304, "passes": 10**9, "refused": 0}
-        placed = {"precision": "nf4", "device": "cpu", "kernels": ["bitsandbytes", "onednn-w8a24"]}
+        placed = {"precision": "nf4", "device": "cpu", "kernels": ["bitsandbytes", "cc-w8a16"]}
         stages = {f"verify-{stage}": facts | placed for stage in (1, 2)}
         stages["verify-1"] |= {"refused": 3, "needs_bytes": 3 << 30, "free_bytes": 22 << 30}
         stages["verify-2"]["kv"] = {"store": "paged", "blocks": 90, "free": 71, "shared": 4}
@@ -65,7 +65,7 @@ def test_piped_output_is_not_wrapped(
     names = ["worker", "state", "host", "process", "passes", "refused"]
     assert head.split() == [*names, "KV", "blocks", "memory", "runs", "on"]
     counts = ["ready", HOST, "4194304", "1000000000"]
-    runs_on = ["nf4", "on", "cpu", "by", "bitsandbytes+onednn-w8a24"]
+    runs_on = ["nf4", "on", "cpu", "by", "bitsandbytes+cc-w8a16"]
     assert [row.split() for row in rows] == [
         *([role, *counts, "0", "-", "-", "-"] for role in ("scheduler", "draft")),
         ["verify-1", *counts, "3", "-", *["3.0", "of", "22.0", "GiB"], *runs_on],

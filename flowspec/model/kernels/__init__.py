@@ -13,7 +13,7 @@ from flowspec.errors import ConfigError
 from flowspec.model.kernels.base import Kernel
 from flowspec.model.kernels.cuda import BitsAndBytesCuda, Int8, TinyGemm
 from flowspec.model.kernels.dense import Fbgemm, OneDnn, Torch
-from flowspec.model.kernels.eight_bit import Int8Weights, OneDnnW8A24
+from flowspec.model.kernels.eight_bit import Int8Weights
 from flowspec.model.kernels.four_bit import BitsAndBytes, Int4
 from flowspec.model.kernels.integer import Integer
 from flowspec.model.weights.precision import PRECISIONS
@@ -23,7 +23,6 @@ KERNELS: tuple[Kernel, ...] = (
     OneDnn("float32"),
     OneDnn("bfloat16"),
     Fbgemm(),
-    OneDnnW8A24(),
     Integer(8),
     Int8Weights(),
     BitsAndBytes(),

@@ -18,7 +18,7 @@ _ARGUMENTS = (
     *(c_void_p, c_int),  # found, threads
 )
 #: Numbers of a head that are read at once.
-TOGETHER = 16
+_TOGETHER = 16
 
 
 class KeptPiece(ctypes.Structure):
@@ -87,7 +87,13 @@ def exact_attention_for(
     head_dim: int, rows: torch.dtype, device: torch.device
 ) -> ExactAttention | None:
     """The compiled attention over rows of this kind; None: it cannot be had, or not for them."""
-    if device.type != "cpu" or rows not in ROWS or head_dim % TOGETHER:
+    library = library_for(head_dim, rows, device)
+    return None if library is None else ExactAttention(library)
+
+
+def library_for(head_dim: int, rows: torch.dtype, device: torch.device) -> ctypes.CDLL | None:
+    """What is compiled, for heads and rows of this kind; None: as ``exact_attention_for``'s."""
+    if device.type != "cpu" or rows not in ROWS or head_dim % _TOGETHER:
         return None
     library = compiled()
-    return None if isinstance(library, str) else ExactAttention(library)
+    return None if isinstance(library, str) else library

@@ -8,7 +8,6 @@ from functools import partial
 import torch
 
 from flowspec.model.kernels.base import Packed, in_slices
-from flowspec.model.kernels.eight_bit import MOST_INPUTS, ZERO, in_bytes, joined
 from flowspec.model.kernels.four_bit import INSTALL, TABULATED, bitsandbytes
 from flowspec.model.weights.quantise import TABLES, Weight, doubly_scaled
 
@@ -16,6 +15,14 @@ _TINYGEMM_TILES = 8
 _AMPERE = (8, 0)
 _TURING = (7, 5)
 _NO_DEVICE = "no CUDA device is available"
+#: Bytes of an input, and the largest number in them. They hold 8,355,711 around zero, which the
+#: rounding of a row's scale must not exceed.
+_BYTES = 3
+_LARGEST_CODE = 8_355_000
+#: The byte that stands for zero.
+ZERO = 128
+#: Products of an unsigned byte and a signed code that a sum of 32 bits holds.
+_MOST_INPUTS = (2**31 - 1) // (255 * 127)
 
 
 class TinyGemm:
@@ -93,6 +100,11 @@ class BitsAndBytesCuda:
 class Int8:
     """torch's ``_int_mm``, of rows of 24 bits as three rows of int8 each, summed in int32.
 
+    Rows are quantised one by one: with one scale for all rows of a pass, a row's result would
+    depend on its siblings by several percent. Some inputs of real models are thousands of times as
+    large as the rest of their row (SmolLM2's first token: 4,570 times its root mean square), hence
+    24 bits.
+
     bitsandbytes' product gives wrong sums for few rows, on an H200 with CUDA 13.
     """
 
@@ -108,7 +120,7 @@ class Int8:
         return "" if hasattr(torch, "_int_mm") else "this torch has no int8 product for CUDA"
 
     def takes(self, outputs: int, inputs: int) -> bool:
-        return outputs % 8 == 0 and inputs % 8 == 0 and inputs <= MOST_INPUTS
+        return outputs % 8 == 0 and inputs % 8 == 0 and inputs <= _MOST_INPUTS
 
     def pack(self, weight: Weight, rows: torch.dtype, device: torch.device) -> Packed:
         assert weight.scales is not None
@@ -122,6 +134,27 @@ class Int8:
             return joined(products.float() * scales, own).to(given.dtype)
 
         return Packed(partial(in_slices, multiply), codes.nbytes + scales.nbytes)
+
+
+def in_bytes(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``rows``, ``[rows, inputs]``, as uint8 ``[3 x rows, inputs]`` and float32 scales a row.
+
+    The lowest bytes of all rows come first, the highest last, each above ``ZERO``: a value is
+    (low - 128 + 256 x (middle - 128) + 65536 x (high - 128)) x scale.
+    """
+    count, inputs = rows.shape
+    wide = rows.float()
+    tiny = torch.finfo(torch.float32).tiny
+    scales = (wide.abs().amax(dim=-1, keepdim=True) / _LARGEST_CODE).clamp_min(tiny)
+    codes = (wide / scales).round_().add_(ZERO * (1 + 256 + 256**2)).to(torch.int32)
+    lowest_first = codes.view(torch.uint8).view(count, inputs, 4)[:, :, :_BYTES]
+    return lowest_first.permute(2, 0, 1).reshape(_BYTES * count, inputs), scales
+
+
+def joined(products: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The products of rows from those of their bytes, ``[3 x rows, outputs]``, float32."""
+    low, middle, high = products.chunk(_BYTES)
+    return torch.add(low, middle, alpha=256).add_(high, alpha=256**2).mul_(scales)
 
 
 def _maxima(weight: Weight, device: torch.device) -> tuple[int, Callable[[], torch.Tensor]]:

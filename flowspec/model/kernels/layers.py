@@ -9,14 +9,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, c_double, c_int, c_long, c_void_p
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
 from flowspec.errors import ModelError
-from flowspec.model.kernels.attention import TOGETHER, KeptPiece, pieces_of
-from flowspec.model.kernels.compiled import ROWS, compiled
+from flowspec.model.kernels.attention import KeptPiece, pieces_of
+from flowspec.model.kernels.compiled import ROWS
 from flowspec.model.kernels.integer import PackedMatrix
 
 
@@ -45,16 +45,14 @@ class PlainLayer:
         return self.qkv, self.o, self.gate_up, self.down
 
 
-@dataclass(frozen=True, slots=True)
-class LayerShape:
+class LayerShape(ctypes.Structure):
     """Sizes that all layers have; ``scale`` of scores, ``epsilon`` of norms."""
 
-    hidden: int
-    heads: int
-    key_heads: int
-    head_dim: int
-    scale: float
-    epsilon: float
+    _fields_ = (
+        *((name, c_long) for name in ("hidden", "heads", "key_heads", "head_dim")),
+        ("scale", c_double),
+        ("epsilon", c_double),
+    )
 
 
 class _Linear(ctypes.Structure):
@@ -70,14 +68,6 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("before", "between", "query", "key")),
         *((name, _Linear) for name in ("qkv", "o", "gate_up", "down")),
-    )
-
-
-class _Shape(ctypes.Structure):
-    _fields_ = (
-        *((name, c_long) for name in ("hidden", "heads", "key_heads", "head_dim")),
-        ("scale", c_double),
-        ("epsilon", c_double),
     )
 
 
@@ -102,14 +92,14 @@ class CompiledLayers:
     ) -> None:
         self._kept = layers
         self._type = rows
-        self._shape = _Shape(*astuple(shape))
+        self._shape = shape
         self._layers = (_Layer * len(layers))(*map(_layer, layers))
         linears = [linear for layer in layers for linear in layer.linears]
-        self._widest = max(_outputs(linear) for linear in linears)
-        self._narrowest = max(linear.matrices[0].inputs for linear in linears)
+        self._most_outputs = max(_outputs(linear) for linear in linears)
+        self._most_inputs = max(linear.matrices[0].inputs for linear in linears)
         self._decode = library.decode
         self._decode.argtypes = (
-            *(c_void_p, c_long, c_long, POINTER(_Shape), c_int),  # layers, count, first
+            *(c_void_p, c_long, c_long, POINTER(LayerShape), c_int),  # layers, count, first
             *(c_void_p, c_long, c_void_p, POINTER(_Job), c_long),  # rows, count, turn, jobs, count
             *(c_long, c_long, c_int),  # most outputs and inputs, threads
         )
@@ -134,7 +124,9 @@ class CompiledLayers:
         found = hidden.clone(memory_format=torch.contiguous_format)
         jobs = (_Job * len(added))()
         for job, new, all_, bias in zip(jobs, added, kept, biases, strict=True):
-            job.added, job.kept, job.bias = pieces_of(new), pieces_of(all_), bias.data_ptr()
+            job.added = pieces_of(new)
+            job.kept = pieces_of(all_)
+            job.bias = bias.data_ptr()
             job.added_count, job.kept_count = len(new), len(all_)
             job.rows = sum(piece.shape[-2] for piece in new)
             job.slots = sum(piece.shape[-2] for piece in all_)
@@ -161,7 +153,7 @@ class CompiledLayers:
             *(ctypes.byref(self._layers, layers.start * ctypes.sizeof(_Layer)), len(layers)),
             *(layers.start, ctypes.byref(self._shape), found.dtype == torch.bfloat16),
             *(found.data_ptr(), len(found), turn.data_ptr(), jobs, len(jobs)),
-            *(self._widest, self._narrowest, torch.get_num_threads()),
+            *(self._most_outputs, self._most_inputs, torch.get_num_threads()),
         ):
             raise MemoryError(f"no memory for the layers of {len(found)} rows")
         return found
@@ -211,13 +203,6 @@ class CompiledSilu(torch.nn.Module):
         half = given.dtype == torch.bfloat16
         self._activate(given.data_ptr(), half, given.numel(), found.data_ptr())
         return found
-
-
-def layers_library(head_dim: int, rows: torch.dtype) -> ctypes.CDLL | None:
-    """What runs layers with such heads over rows of this type; None: it cannot be had for them."""
-    library = compiled()
-    fits = rows in ROWS and head_dim % TOGETHER == 0
-    return library if fits and not isinstance(library, str) else None
 
 
 def _layer(layer: PlainLayer) -> _Layer:

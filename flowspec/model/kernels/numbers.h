@@ -10,10 +10,7 @@
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 4")
 
-enum {
-    ALIGNED = 64, /* bytes of a cache line; a vector across two takes twice as long to read */
-    DOUBLES = 4   /* numbers of float64 in a vector */
-};
+enum { ALIGNED = 64 /* bytes of a cache line; a vector across two takes twice as long to read */ };
 
 /* Kept rows that lie side by side: keys and values of all key heads. */
 typedef struct {
@@ -60,32 +57,4 @@ INLINE float rounded(float value) {
 INLINE void put(void *row, int half, long i, float value) {
     if (half) ((uint16_t *)row)[i] = (uint16_t)(bits_of(rounded(value)) >> 16);
     else ((float *)row)[i] = value;
-}
-
-/* Four numbers of a row from number `i` on. */
-INLINE __m256d four(const void *row, int half, long i) {
-    if (!half) return _mm256_cvtps_pd(_mm_loadu_ps((const float *)row + i));
-    __m128i words = _mm_loadl_epi64((const __m128i *)((const uint16_t *)row + i));
-    return _mm256_cvtps_pd(_mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(words), 16)));
-}
-
-/* e to the power of numbers of which none is above 0, and 0 of very small ones: what is left of
-   them beside multiples of ln 2 (Cody and Waite), by its series. What is no number stays so. */
-INLINE __m256d exponential(__m256d numbers) {
-    const double series[] = {
-        1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
-        1.0 / 720,       1.0 / 120,      1.0 / 24,      1.0 / 6,      1.0 / 2,     1.0,
-        1.0};
-    const __m256d least = _mm256_set1_pd(-700);
-    __m256d given = _mm256_max_pd(least, numbers), counts = _mm256_cmp_pd(numbers, least, _CMP_NLT_UQ);
-    __m256d powers = _mm256_round_pd(_mm256_mul_pd(given, _mm256_set1_pd(1.4426950408889634)),
-                                     _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m256d rest = _mm256_fnmadd_pd(powers, _mm256_set1_pd(0.6931471803691238), given);
-    rest = _mm256_fnmadd_pd(powers, _mm256_set1_pd(1.9082149292705877e-10), rest);
-    __m256d found = _mm256_set1_pd(1.0 / 6227020800);
-    _Pragma("GCC unroll 13") for (int k = 0; k < 13; k++)
-        found = _mm256_fmadd_pd(found, rest, _mm256_set1_pd(series[k]));
-    __m256i exponents = _mm256_cvtepi32_epi64(_mm256_cvtpd_epi32(powers));
-    __m256i scaled = _mm256_add_epi64(_mm256_castpd_si256(found), _mm256_slli_epi64(exponents, 52));
-    return _mm256_and_pd(_mm256_castsi256_pd(scaled), counts);
 }

@@ -22,15 +22,8 @@ from flowspec.core.protocol.work import Part
 from flowspec.core.run.key import RunKey
 from flowspec.errors import ConfigError
 from flowspec.model.kernels.attention import exact_attention_for
-from flowspec.model.kernels.layers import (
-    CompiledLayers,
-    CompiledNorm,
-    CompiledSilu,
-    LayerShape,
-    LinearParts,
-    PlainLayer,
-    layers_library,
-)
+from flowspec.model.kernels.layers import CompiledNorm
+from flowspec.model.layers.in_c import HEAD_NORMS, compiled_layers, qkv_of
 from flowspec.model.layers.joined import JoinedPart
 from flowspec.model.layers.linear import KernelLinear
 from flowspec.model.rows.attention import EXACT, EXACT_DEVICES, weighted
@@ -51,8 +44,6 @@ LAYERS = frozenset(
 #: Rows of the passes that are compared at start: a prompt, a lone row, a tree.
 TESTED = (5, 1, 16)
 _SEED = 9
-#: Names of the norms of queries and keys, which few families have.
-_HEAD_NORMS = ("q_norm", "k_norm")
 #: Kinds of rotary embeddings whose angles depend on the longest position of a pass.
 _CHANGING = ("dynamic", "longrope")
 #: Least positions for which cosines and sines are computed at once.
@@ -69,12 +60,12 @@ class LeanLayer:
         mlp = layer.mlp
         self._norms = (norm_of(layer.input_layernorm), norm_of(layer.post_attention_layernorm))
         self._size = int(attention.head_dim)
-        heads = [linear.out_features // self._size for linear in _qkv(attention)]
+        heads = [linear.out_features // self._size for linear in qkv_of(attention)]
         self._heads = heads[0]
         self._turning = heads[0] + heads[1]  # query and key heads
-        self._qkv = joined_product_of(*_qkv(attention))
+        self._qkv = joined_product_of(*qkv_of(attention))
         self._o = product_of(attention.o_proj)
-        norms: list[Rows | None] = [getattr(attention, name, None) for name in _HEAD_NORMS]
+        norms: list[Rows | None] = [getattr(attention, name, None) for name in HEAD_NORMS]
         self._q_norm, self._k_norm = norms
         self._scale = float(attention.scaling)
         self._gate_up = products_of(mlp.gate_proj, mlp.up_proj)
@@ -339,10 +330,6 @@ def joined_product_of(*linears: Any) -> Rows:
     return lambda rows: torch.cat([product(rows) for product in products], dim=-1)
 
 
-def _qkv(attention: Any) -> tuple[Any, ...]:
-    return attention.q_proj, attention.k_proj, attention.v_proj
-
-
 def norm_of(norm: Any) -> Rows:
     """The library's root-mean-square norm in fewer operations where that gives the same bits.
 
@@ -375,67 +362,6 @@ def norm_of(norm: Any) -> Rows:
                 return short
     whole: Rows = norm
     return whole
-
-
-def compiled_layers(body: Any) -> CompiledLayers | None:
-    """The layers of ``body`` in C, as its norms and activations are from then on.
-
-    None: not all products of the layers are in C.
-    """
-    config = body.config
-    first = body.layers[0]
-    attention = first.self_attn
-    weight = first.post_attention_layernorm.weight
-    library = layers_library(int(attention.head_dim), weight.dtype)
-    if library is None or weight.device.type != "cpu" or config.hidden_act != "silu":
-        return None
-    found = [_plain(layer) for layer in body.layers]
-    if not all(linear.matrices for layer in found for linear in layer.linears):
-        return None
-    for owner in list(body.modules()):
-        for name, module in list(owner.named_children()):
-            if type(module).__name__.endswith("RMSNorm"):
-                setattr(owner, name, CompiledNorm(library, module))
-            elif name == "act_fn":
-                owner.act_fn = CompiledSilu(library)
-    heads = [module.out_features // attention.head_dim for module in _qkv(attention)]
-    shape = LayerShape(
-        *(config.hidden_size, heads[0], heads[1], attention.head_dim),
-        *(float(attention.scaling), float(first.post_attention_layernorm.variance_epsilon)),
-    )
-    return CompiledLayers(library, found, shape, weight.dtype)
-
-
-def _plain(layer: Any) -> PlainLayer:
-    attention, mlp = layer.self_attn, layer.mlp
-    norms = [layer.input_layernorm, *(getattr(attention, name, None) for name in _HEAD_NORMS)]
-    before, query, key = (getattr(norm, "weight", None) for norm in norms)
-    return PlainLayer(
-        before=before,
-        between=layer.post_attention_layernorm.weight,
-        query=query,
-        key=key,
-        qkv=_parts(*_qkv(attention)),
-        o=_parts(attention.o_proj),
-        gate_up=_parts(mlp.gate_proj, mlp.up_proj),
-        down=_parts(mlp.down_proj),
-    )
-
-
-def _parts(*linears: Any) -> LinearParts:
-    """Those of ``linears`` side by side; no matrices: some product is not in C."""
-    first = linears[0]
-    own = [first.whole] if isinstance(first, JoinedPart) else linears
-    packed = [linear.matrices if isinstance(linear, KernelLinear) else () for linear in own]
-    if not all(packed):
-        return LinearParts((), None)
-    bias = None
-    if any(linear.bias is not None for linear in own):
-        given = next(linear.bias for linear in own if linear.bias is not None)
-        none = [given.new_zeros(linear.out_features) for linear in own]
-        pairs = zip(own, none, strict=True)
-        bias = torch.cat([zeros if linear.bias is None else linear.bias for linear, zeros in pairs])
-    return LinearParts(tuple(part for some in packed for part in some), bias)
 
 
 def head_of(head: Any, row_type: torch.dtype) -> Rows | None:

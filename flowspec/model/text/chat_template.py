@@ -63,7 +63,9 @@ class ChatTemplate:
     @cached_property
     def examples(self) -> str:
         """What it makes of some conversations; empty: it takes none of them, or there is none."""
-        system, user, answer = ("system", "c"), ("user", "a"), ("assistant", "b")
+        system = ("system", "c")
+        user = ("user", "a")
+        answer = ("assistant", "b")
         conversations = [user], [system, user], [user, answer, user], [system, user, answer, user]
         return "".join(self._example(turns, asked=True) for turns in conversations)
 
@@ -75,7 +77,9 @@ class ChatTemplate:
         tokens = any_of(added)
         asked = unused_mark([])
         said = unused_mark([asked])
-        system, user, answer = ("system", "c"), ("user", asked), ("assistant", said)
+        system = ("system", "c")
+        user = ("user", asked)
+        answer = ("assistant", said)
         turns = [user, answer]
         for talk in (turns, [system, *turns], [*turns, user], [system, *turns, user]):
             text = self._example(talk)

@@ -13,8 +13,8 @@ from flowspec.errors import ConfigError, ModelError
 from flowspec.model import kernels as module
 from flowspec.model.kernels import KERNELS, dense, kernels_for, survey
 from flowspec.model.kernels.base import Kernel, Packed, in_slices
+from flowspec.model.kernels.cuda import ZERO, in_bytes, joined
 from flowspec.model.kernels.dense import Torch
-from flowspec.model.kernels.eight_bit import ZERO, in_bytes, joined
 from flowspec.model.layers import linear as linear_module
 from flowspec.model.layers.linear import KernelLinear, kernel_for, load_linear, rows_are_independent
 from flowspec.model.weights.precision import PRECISIONS
@@ -30,7 +30,7 @@ CASES = [
 ]
 #: Those whose rows are integers; that of CUDA computes on a CPU too, where it is not used.
 EIGHT_BIT = [kernel for kernel in KERNELS if "int8" in kernel.precisions]
-SHAPES = [(64, 64), (96, 128), (576, 192), (192, 512), (512, 1024)]
+SHAPES = [(64, 64), (96, 128), (128, 344), (97, 80), (576, 192), (192, 512), (512, 1024)]
 #: Largest difference from a product in float64, relative to the product's size: the rounding of
 #: products to bfloat16, and of bitsandbytes' partial sums.
 TOLERANCE = {"float32": 1e-5, "float16": 1e-3, "int8": 3e-3}

@@ -10,14 +10,15 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from flowspec.errors import ModelError
-from flowspec.model.kernels.layers import CompiledNorm, CompiledSilu, layers_library
+from flowspec.model.kernels.attention import library_for
+from flowspec.model.kernels.layers import CompiledNorm, CompiledSilu
 
 TYPES = [torch.float32, torch.bfloat16]
 
 
 @pytest.fixture(scope="module")
 def library() -> ctypes.CDLL:
-    found = layers_library(16, torch.bfloat16)
+    found = library_for(16, torch.bfloat16, torch.device("cpu"))
     if found is None:
         pytest.skip("this machine cannot compile it")
     return found
