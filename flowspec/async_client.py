@@ -259,9 +259,13 @@ class AsyncClient:
         return await self._control.submitted(job_id)
 
     async def workers(self) -> dict[str, dict[str, Any]]:
-        """Facts of the workers that hold a lease, by role; without the passwords of inboxes."""
+        """Facts of the workers that hold a lease, by role; without the passwords of inboxes.
+
+        ``generation``: how many have held the role so far, this one included.
+        """
         return {
             role: {name: fact for name, fact in claim.facts.items() if name != FACT}
+            | {"generation": claim.generation}
             for role, claim in (await self._control.claims()).items()
         }
 

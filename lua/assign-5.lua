@@ -3,7 +3,7 @@
 -- KEYS[1]   job hash
 -- KEYS[2]   queue
 -- KEYS[3]   running jobs
--- KEYS[4]   the draft worker's log
+-- KEYS[4]   submissions
 -- KEYS[5]   generations
 -- ARGV[1]   job id
 -- ARGV[2]   most jobs that may run

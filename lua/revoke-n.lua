@@ -12,7 +12,8 @@
 -- KEYS[7]   the scheduler's log, to wake it
 -- KEYS[8]   generations
 -- KEYS[9]   claim of the lost worker's role; that of any role if none was lost
--- KEYS[10..] logs of all workers
+-- KEYS[10]  the job's request
+-- KEYS[11..] logs of all workers
 -- ARGV[1]   job id
 -- ARGV[2]   the epoch the caller expects
 -- ARGV[3]   finish reason: cancelled or error
@@ -39,14 +40,14 @@ if known and found[2] ~= ARGV[2] or not current(KEYS[8], ARGV[8]) then return 3 
 if ARGV[9] ~= '' and redis.call('EXISTS', KEYS[9]) == 1 and current(KEYS[8], ARGV[9]) then return 3 end
 
 local function tell_workers()
-    for at = 10, #KEYS do redis.call('XADD', KEYS[at], '*', 'f', 'scheduler', 'q', 0, 'm', ARGV[6]) end
+    for at = 11, #KEYS do redis.call('XADD', KEYS[at], '*', 'f', 'scheduler', 'q', 0, 'm', ARGV[6]) end
 end
 
 if not known then
     local text = 'the record of the job was deleted or damaged at the broker; submit the job again'
     redis.call('SREM', KEYS[5], ARGV[1])
     redis.call('LREM', KEYS[6], 0, ARGV[1])
-    redis.call('DEL', KEYS[1], KEYS[2])
+    redis.call('DEL', KEYS[1], KEYS[2], KEYS[10])
     tell_workers()
     redis.call('XADD', KEYS[3], '*', 'kind', 'error', 'text', text, 'cause', 'lost')
     redis.call('XADD', KEYS[3], '*', 'kind', 'end', 'finish_reason', 'error')
@@ -85,6 +86,7 @@ else
     redis.call('HSET', KEYS[1], 'state', 'done', 'finish_reason', reason)
     redis.call('PEXPIRE', KEYS[1], ARGV[5])
     redis.call('PEXPIRE', KEYS[3], ARGV[5])
+    redis.call('PEXPIRE', KEYS[10], ARGV[5])
     wake(KEYS[7], 'ended', ARGV[1])
 end
 return 0

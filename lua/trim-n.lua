@@ -1,8 +1,8 @@
 -- trim: remove what a worker has read from its log, and note how much of each run that is, so that it has room
--- again; or from its rows, of which there is no more to note. The counts are of all entries so far: a repeated call
+-- again; or from another of its streams, of which there is no more to note. The counts are of all entries so far: a repeated call
 -- changes nothing. Ended runs get no state again. A worker that was replaced removes nothing: its successor reads on.
 --
--- KEYS[1]   log, or rows
+-- KEYS[1]   log, rows, or submissions
 -- KEYS[2]   generations
 -- KEYS[3..] run hashes of the runs that had entries among those removed from the log
 -- ARGV[1]   id of the first entry that stays

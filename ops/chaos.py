@@ -216,7 +216,7 @@ class Pipeline:
     def lasting_keys(self) -> list[str]:
         """Keys of jobs without a lifetime."""
         found = []
-        for kind in ("job", "run", "out", "recording"):
+        for kind in ("job", "request", "run", "out", "recording"):
             for key in self.broker.scan_iter(f"{TAG}:{kind}:*"):
                 if self.broker.ttl(key) == -1:
                     found.append(key.decode())

@@ -66,10 +66,7 @@ class EmulatedLink:
             # Trims are sent with the blocking read: in a hop's write they would delay its reader.
             *_, found = self._client.run([*reader.take_trims(), read])
             for stream, entries in found or ():
-                if stream.decode() == reader.rows_stream:
-                    reader.take_in_rows(entries, refused)
-                else:
-                    reader.take_in_log(entries, envelopes, stamps, refused)
+                reader.take_in(stream.decode(), entries, envelopes, stamps, refused)
             more = is_cut(found or ())
             block_seconds = 0.0
         return ReadResult(tuple(envelopes), tuple(refused), tuple(stamps) if any(stamps) else ())

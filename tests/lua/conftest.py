@@ -13,6 +13,7 @@ Call = Callable[..., Code]
 CallList = Callable[..., list[Code]]
 
 JOB = "t:{p}:job"
+REQUEST = "t:{p}:request"
 RUN = "t:{p}:run"
 OUT = "t:{p}:out"
 RECORDING = "t:{p}:recording"
@@ -21,6 +22,7 @@ RUNNING = "t:{p}:running"
 LOGS = tuple(f"t:{{p}}:log:{address}" for address in (D0, S1, S2))
 GENERATIONS = "t:{p}:generations"
 CLAIM = "t:{p}:claim"
+SUBMISSIONS = "t:{p}:submissions"
 WAKE = "t:{p}:log:scheduler"
 
 

@@ -6,22 +6,18 @@ import pytest
 import redis
 
 from flowspec.core.protocol.codes import Code
-from tests.lua.conftest import JOB, OUT, QUEUE, WAKE, Call, snapshot
+from tests.lua.conftest import JOB, OUT, QUEUE, REQUEST, WAKE, Call, snapshot
 
 IDEMPOTENCY = "t:{p}:idempotency"
-KEYS = [JOB, QUEUE, OUT, IDEMPOTENCY, WAKE, JOB]
+KEYS = [JOB, QUEUE, OUT, IDEMPOTENCY, WAKE, JOB, REQUEST]
 
 
 def test_ok_queues_the_job_with_its_fields(call: Call, client: redis.Redis) -> None:
     assert call("admit", KEYS, "j", 10, 1000, "", "", "", "prompt", "hello", "seed", "3") is Code.OK
     assert client.lrange(QUEUE, 0, -1) == [b"j"]
-    assert client.hgetall(JOB) == {
-        b"state": b"queued",
-        b"epoch": b"0",
-        b"f:prompt": b"hello",
-        b"f:seed": b"3",
-    }
-    assert client.ttl(JOB) == -1, "a waiting job does not expire"
+    assert client.hgetall(JOB) == {b"state": b"queued", b"epoch": b"0"}
+    assert client.hgetall(REQUEST) == {b"f:prompt": b"hello", b"f:seed": b"3"}
+    assert client.ttl(JOB) == client.ttl(REQUEST) == -1, "a waiting job does not expire"
     ((_, woken),) = client.xrange(WAKE)
     assert woken == {b"admitted": b"j"}
 
@@ -51,7 +47,7 @@ def test_a_full_queue_is_said(call: Call, client: redis.Redis) -> None:
     assert client.llen(QUEUE) == 2
 
 
-OTHER = ["t:{p}:job2", QUEUE, "t:{p}:out2", IDEMPOTENCY, WAKE, JOB]
+OTHER = ["t:{p}:job2", QUEUE, "t:{p}:out2", IDEMPOTENCY, WAKE, JOB, "t:{p}:request2"]
 
 
 def test_an_idempotency_key_is_taken_once(call: Call, client: redis.Redis) -> None:

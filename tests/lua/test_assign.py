@@ -6,9 +6,9 @@ import pytest
 import redis
 
 from flowspec.core.protocol.codes import Code
-from tests.lua.conftest import GENERATIONS, JOB, LOGS, QUEUE, RUNNING, Call, snapshot
+from tests.lua.conftest import GENERATIONS, JOB, QUEUE, RUNNING, SUBMISSIONS, Call, snapshot
 
-KEYS = [JOB, QUEUE, RUNNING, LOGS[0], GENERATIONS]
+KEYS = [JOB, QUEUE, RUNNING, SUBMISSIONS, GENERATIONS]
 HOLDERS = " draft:2 verify-1:1 "
 
 
@@ -29,7 +29,7 @@ def test_ok_raises_the_epoch_and_tells_the_draft_worker(call: Call, waiting: red
     }
     assert waiting.lrange(QUEUE, 0, -1) == [b"k"]
     assert waiting.smembers(RUNNING) == {b"j"}
-    ((_, fields),) = waiting.xrange(LOGS[0])
+    ((_, fields),) = waiting.xrange(SUBMISSIONS)
     assert fields == {b"f": b"scheduler", b"q": b"1", b"m": b"submit"}
 
 
@@ -59,7 +59,7 @@ def test_refusals_change_nothing(
 def test_assigning_twice_is_refused(call: Call, waiting: redis.Redis) -> None:
     call("assign", KEYS, "j", 5, 3, b"submit", HOLDERS, "")
     assert call("assign", KEYS, "j", 5, 3, b"submit", HOLDERS, "") is Code.GAP
-    assert waiting.xlen(LOGS[0]) == 1
+    assert waiting.xlen(SUBMISSIONS) == 1
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from tests.lua.conftest import (
     LOGS,
     OUT,
     RECORDING,
+    REQUEST,
     RUN,
     RUNNING,
     WAKE,
@@ -25,9 +26,9 @@ from tests.lua.test_publish import message
 CALLS = {
     "publish": ([JOB, RUN, *LOGS], lambda holder: message(holder=holder)),
     "commit_verdict": ([JOB, RUN, OUT, *LOGS], lambda holder: verdict(holder=holder)),
-    "open_job": ([JOB], lambda holder: [3, 4, "[]", "flowspec", holder]),
+    "open_job": ([JOB, REQUEST], lambda holder: [3, 4, "[]", "flowspec", holder]),
     "finish": (
-        [JOB, RUN, OUT, RECORDING, RUNNING, WAKE],
+        [JOB, RUN, OUT, RECORDING, RUNNING, WAKE, REQUEST],
         lambda holder: [3, "j", "length", "", "{}", 60_000, holder],
     ),
 }

@@ -5,14 +5,15 @@ from __future__ import annotations
 import redis
 
 from flowspec.core.protocol.codes import Code
-from tests.lua.conftest import JOB, OUT, RECORDING, RUN, RUNNING, WAKE, Call, snapshot
+from tests.lua.conftest import JOB, OUT, RECORDING, REQUEST, RUN, RUNNING, WAKE, Call, snapshot
 
-KEYS = [JOB, RUN, OUT, RECORDING, RUNNING, WAKE]
+KEYS = [JOB, RUN, OUT, RECORDING, RUNNING, WAKE, REQUEST]
 
 
 def test_ok_ends_the_job_and_lets_it_expire(call: Call, running: redis.Redis) -> None:
     running.hset(RUN, "d:x", 1)
     running.xadd(RECORDING, {"l": "line"})
+    running.hset(REQUEST, "f:prompt", "hello")
     assert (
         call("finish", KEYS, 3, "j", "length", "", '{"tokens": 2}', 60_000, "", "failed") is Code.OK
     )
@@ -21,7 +22,7 @@ def test_ok_ends_the_job_and_lets_it_expire(call: Call, running: redis.Redis) ->
     assert running.hget(JOB, "state") == b"done"
     assert running.smembers(RUNNING) == set()
     assert running.exists(RUN) == 0
-    assert all(0 < running.pttl(key) <= 60_000 for key in (JOB, OUT, RECORDING))
+    assert all(0 < running.pttl(key) <= 60_000 for key in (JOB, OUT, RECORDING, REQUEST))
     ((_, woken),) = running.xrange(WAKE)
     assert woken == {b"ended": b"j"}
 

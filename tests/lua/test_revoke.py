@@ -14,6 +14,7 @@ from tests.lua.conftest import (
     OUT,
     QUEUE,
     RECORDING,
+    REQUEST,
     RUN,
     RUNNING,
     WAKE,
@@ -22,11 +23,12 @@ from tests.lua.conftest import (
 )
 from tests.lua.test_commit_verdict import verdict
 
-KEYS = [JOB, RUN, OUT, RECORDING, RUNNING, QUEUE, WAKE, GENERATIONS, CLAIM, *LOGS]
+KEYS = [JOB, RUN, OUT, RECORDING, RUNNING, QUEUE, WAKE, GENERATIONS, CLAIM, REQUEST, *LOGS]
 
 
 def test_ok_raises_the_epoch_and_tells_every_worker(call: Call, running: redis.Redis) -> None:
     running.hset(RUN, "q:d0:2", 1)
+    running.hset(REQUEST, "f:prompt", "hello")
     assert (
         call(
             "revoke",
@@ -51,7 +53,7 @@ def test_ok_raises_the_epoch_and_tells_every_worker(call: Call, running: redis.R
     assert running.exists(RUN) == 0
     ((_, woken),) = running.xrange(WAKE)
     assert woken == {b"ended": b"j"}
-    assert 0 < running.pttl(OUT) <= 60_000
+    assert all(0 < running.pttl(key) <= 60_000 for key in (JOB, OUT, REQUEST))
     publish = [JOB, RUN, *LOGS]
     assert call("publish", publish, 3, 9, "d0", 2, 1, "", b"late", "", "", 0) is Code.STALE
 
@@ -76,6 +78,7 @@ def test_a_job_without_its_hash_leaves_its_place(
     call: Call, running: redis.Redis, was: str, place: str
 ) -> None:
     running.delete(JOB)
+    running.hset(REQUEST, "f:prompt", "hello")
     if was == "another type":
         running.set(JOB, "text")
     if place == QUEUE:
@@ -85,7 +88,7 @@ def test_a_job_without_its_hash_leaves_its_place(
     assert call(*end) is Code.OK
     assert running.smembers(RUNNING) == set()
     assert running.lrange(QUEUE, 0, -1) == ([b"i"] if place == QUEUE else [])
-    assert running.exists(JOB) == 0
+    assert running.exists(JOB, REQUEST) == 0
     (_, error), (_, last) = running.xrange(OUT)
     assert error[b"text"].startswith(b"the record of the job was deleted")
     assert (error[b"cause"], last[b"finish_reason"]) == (b"lost", b"error")

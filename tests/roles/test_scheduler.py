@@ -517,8 +517,32 @@ def test_a_job_whose_record_is_damaged_ends_and_the_next_one_begins(
     rig: Rig, client: redis.Redis, name: str, state: str
 ) -> None:
     control, scheduler, first, second = two_jobs(rig, state)
-    client.hset(rig.keys.job(first), name, DAMAGED)
+    place = rig.keys.request if name == "prompt_token_ids" else rig.keys.job
+    client.hset(place(first), name, DAMAGED)
     check_that_the_first_ends(control, scheduler, first, second)
+
+
+@OVER_REDIS
+@pytest.mark.parametrize("value", [None, "text"])
+def test_a_job_whose_request_was_deleted_ends_and_the_next_one_begins(
+    rig: Rig, client: redis.Redis, value: str | None
+) -> None:
+    control, scheduler, first, second = two_jobs(rig, "queued")
+    client.delete(rig.keys.request(first))
+    if value is not None:
+        client.set(rig.keys.request(first), value)
+    check_that_the_first_ends(control, scheduler, first, second)
+
+
+@OVER_REDIS
+def test_a_refused_job_stays_known_when_it_is_cancelled(rig: Rig) -> None:
+    """It has no request."""
+    control = rig.control()
+    job = control.submit({"prompt": "p"})
+    control.admit(job, {}, "no such strategy")
+    before = control.job(job)
+    assert control.revoke(job, "cancelled") is Code.DUP
+    assert control.job(job) == before
 
 
 @OVER_REDIS
@@ -553,7 +577,9 @@ def test_what_names_no_job_leaves_the_queue_and_the_running_jobs(
 
 
 @OVER_REDIS
-@pytest.mark.parametrize("name", ["stages", "middles", "drafts", "target", "another"])
+@pytest.mark.parametrize(
+    "name", ["stages", "middles", "drafts", "target", "target_values", "middle_values", "another"]
+)
 def test_a_record_that_was_damaged_is_written_again(
     rig: Rig, client: redis.Redis, name: str
 ) -> None:
@@ -577,7 +603,7 @@ def test_a_job_whose_output_is_damaged_does_not_go_on(rig: Rig, client: redis.Re
     lease(control, *ROLES)
     first, second = (submit(scheduler, control) for _ in range(2))
     scheduler.turn()
-    client.hset(rig.keys.job(first), "prompt_token_ids", "[1, 2]")
+    client.hset(rig.keys.request(first), "prompt_token_ids", "[1, 2]")
     client.xadd(rig.keys.out(first), {"kind": "tokens", "offset": 0, "ids": DAMAGED})
     control.release("verify-2", "t-verify-2")
     lease(control, "verify-2", token="new")

@@ -175,8 +175,11 @@ def test_a_worker_does_no_other_roles_work(door: Door, role: str) -> None:
             assert refuses(worker, *command), command
 
 
-def test_a_stage_reads_no_output_and_no_other_stages_rows(door: Door) -> None:
+def test_a_stage_reads_no_prompt_no_output_and_no_other_stages_rows(door: Door) -> None:
     with door.client("verify-1") as stage:
+        assert refuses(stage, "HGETALL", KEYS.request("1-0"))
+        assert refuses(stage, "XREAD", "STREAMS", KEYS.submissions, "0")
+        assert refuses(stage, "XADD", KEYS.submissions, "*", "f", "scheduler")
         assert refuses(stage, "XREAD", "STREAMS", KEYS.out("1-0"), "0")
         assert refuses(stage, "XADD", KEYS.out("1-0"), "*", "kind", "end")
         assert refuses(stage, "XREAD", "STREAMS", KEYS.rows(Address.parse("s2")), "0")

@@ -3,7 +3,8 @@
 A script is no gate: the server checks its commands and keys against its caller's permissions. So a
 role may run the commands of the scripts that it calls, which are read from their texts, and only
 the scheduler loads scripts. A server checks each key of a script for reading and writing, so a
-stage may read what it may write: the records of its pipeline's jobs, which hold their prompts.
+stage may read what it may write: records of jobs and logs. What a job asks, its prompt too, is in
+keys that only the draft worker reads.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def _worker(keys: Keys, worker: Address) -> User:
     own += [keys.rows(worker), keys.claim(role), keys.generations]
     scripts: Sequence[str] = _STAGE_SCRIPTS
     if worker == DRAFT:
-        own += [f"{tag}:out:*", keys.running]
+        own += [f"{tag}:out:*", f"{tag}:request:*", keys.running, keys.submissions]
         scripts = _DRAFT_SCRIPTS
     read = [keys.record, f"{tag}:claim:*"]
     write = [f"{tag}:rows:*", f"{tag}:inbox:*"]
@@ -106,9 +107,10 @@ def _worker(keys: Keys, worker: Address) -> User:
 
 def _client(keys: Keys) -> User:
     tag = keys.tag
-    both = (f"~{JOBS}", f"~{tag}:job:*", f"~{tag}:out:*", f"~{tag}:wake:*", f"~{tag}:followed")
-    kinds = ("recording:*", "claim:*", "pipeline", "generations", "queue", "running")
-    read = tuple(f"%R~{tag}:{kind}" for kind in kinds)
+    kinds = ("job:*", "request:*", "out:*", "wake:*", "followed")
+    both = (f"~{JOBS}", *(f"~{tag}:{kind}" for kind in kinds))
+    looked_at = ("recording:*", "claim:*", "pipeline", "generations", "queue", "running")
+    read = tuple(f"%R~{tag}:{kind}" for kind in looked_at)
     return User(_name(keys, CLIENT), (*both, *read, *_may((*_ALWAYS, *_CLIENT))))
 
 

@@ -62,7 +62,8 @@ class AsyncRedisControl:
 
     async def job(self, job: str) -> dict[str, str]:
         """As ``RedisControl.job``."""
-        return job_record(await self._hash(self._keys.job(job)))
+        named = (self._keys.job(job), self._keys.request(job))
+        return job_record(*await self._client.run(*(("HGETALL", key) for key in named)))
 
     async def pipeline(self) -> dict[str, str]:
         """As ``RedisControl.pipeline``."""
@@ -94,13 +95,12 @@ class AsyncRedisControl:
     async def expire(self, job: str, seconds: float) -> None:
         """Keep what is stored of an ended job no longer than ``seconds``."""
         kept = int(seconds * 1000)
-        await self._client.run(
-            ("PEXPIRE", self._keys.job(job), kept), ("PEXPIRE", self._keys.out(job), kept)
-        )
+        named = (self._keys.job(job), self._keys.request(job), self._keys.out(job))
+        await self._client.run(*(("PEXPIRE", key, kept) for key in named))
 
     async def read_recording(self, job: str) -> list[str]:
         """The recording of the job's newest recorded run, as lines."""
-        epoch = int((await self.job(job)).get("epoch", "0"))
+        epoch = int(job_record(await self._hash(self._keys.job(job))).get("epoch", "0"))
         for run in (RunKey(job, earlier) for earlier in range(epoch, 0, -1)):
             (found,) = await self._client.run(("XRANGE", self._keys.recording(run), "-", "+"))
             if found:

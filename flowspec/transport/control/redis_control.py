@@ -162,6 +162,7 @@ class RedisControl:
             keys.idempotency(key),
             keys.log(SCHEDULER),
             keys.job(held.partition(" ")[0]),
+            keys.request(job),
         ]
         flat = [part for pair in fields.items() for part in pair] if not error else []
         digest = digest_of(fields) if key else ""
@@ -200,15 +201,20 @@ class RedisControl:
         return jobs
 
     def job(self, job: str) -> dict[str, str]:
-        return job_record(self._hash(self._keys.job(job)))
+        return job_record(*self._stored(job))
+
+    def _stored(self, job: str) -> tuple[Any, Any]:
+        """The job's hash and its request."""
+        return self._hash(self._keys.job(job)), self._hash(self._keys.request(job))
 
     def _sound(self, job: str) -> dict[str, str]:
         """The job's record; a damaged one is deleted, so that scripts find none either."""
-        key = self._keys.job(job)
-        stored = self._hash(key)
-        known = job_record(stored)
+        stored, request = self._stored(job)
+        known = job_record(stored, request)
+        if known and not request and known["state"] != "done":
+            known = {}
         if stored and not known:
-            self._client.run([("DEL", key)])
+            self._client.run([("DEL", self._keys.job(job))])
         return known
 
     def holders(self, job: str) -> dict[str, int]:
@@ -242,7 +248,7 @@ class RedisControl:
         earlier = self._earlier(job, known) if run.epoch > 1 else None
         waited = self._queued_seconds(job)
         envelope = codec.encode(Submit(run, fields, waited, generations, earlier))
-        named = [keys.job(job), keys.queue, keys.running, keys.log(DRAFT), keys.generations]
+        named = [keys.job(job), keys.queue, keys.running, keys.submissions, keys.generations]
         arguments = [job, most, run.epoch, envelope, holders_text(holders), _scheduler(by)]
         return Code(self._client.script("assign", named, arguments))
 
@@ -286,6 +292,7 @@ class RedisControl:
             keys.log(SCHEDULER),
             keys.generations,
             keys.claim(lost.role if lost is not None else role_of(DRAFT)),
+            keys.request(job),
             *map(keys.log, workers),
         ]
         later = run.epoch + 1 if known else LAST_EPOCH
@@ -318,13 +325,13 @@ class RedisControl:
         record = keys.record
         dropped = self._drop({record: "hash", keys.queue: "list", keys.running: "set"})
         known = self.pipeline()
-        streams = [keys.log(SCHEDULER)]
+        streams = [keys.log(SCHEDULER), keys.submissions]
         for worker in workers_of(known):
             streams += [keys.log(worker), keys.rows(worker)]
         claims = map(keys.claim, ["scheduler", *roles_of(known)])
         types = {keys.generations: "hash", keys.followed: "zset", **dict.fromkeys(claims, "string")}
         for job in self.running():
-            types[keys.job(job)] = "hash"
+            types |= {keys.job(job): "hash", keys.request(job): "hash"}
             if epoch := self._placed(job).get("epoch"):
                 run = RunKey(job, int(epoch))
                 types[keys.run(run)] = "hash"

@@ -26,8 +26,12 @@ def pipeline_record(fields: Mapping[bytes, bytes]) -> dict[str, str]:
     return _readable(fields, _OF_PIPELINE, ("stages",))
 
 
-def job_record(fields: Mapping[bytes, bytes]) -> dict[str, str]:
-    """A job's record; empty, as if it were gone, if a part is not what a script writes."""
+def job_record(*stored: Mapping[bytes, bytes]) -> dict[str, str]:
+    """A job's record of what is ``stored``: its hash, and its request if that is wanted.
+
+    Empty, as if it were gone, if a part is not what a script writes.
+    """
+    fields = {name: value for part in stored for name, value in part.items()}
     return _readable(fields, _OF_JOB, ("state", "epoch"))
 
 
@@ -41,7 +45,7 @@ def _readable(
     try:
         for name in parts.keys() & found.keys():
             parts[name](found[name])
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found
 
@@ -52,11 +56,21 @@ def _number(text: str, digits: int = 12) -> int:
     return int(text)
 
 
+def _digests(text: str) -> None:
+    """Digests by group of a model, or of each of several."""
+    found = json.loads(text)
+    for model in found if isinstance(found, list) else [found]:
+        if not isinstance(model, dict) or set(map(type, model.values())) - {str}:
+            raise ValueError
+
+
 _names = partial(read_list, of=str)
 _OF_PIPELINE: dict[str, Callable[[str], Any]] = {
     "stages": partial(_number, digits=4),
     "middles": _names,
     "drafts": _names,
+    "target_values": _digests,
+    "middle_values": _digests,
     "context": _number,
     "kept_rows": _number,
     "most_rows": _number,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from flowspec.core.protocol.addresses import SCHEDULER, Address, worker_addresses
@@ -71,24 +72,20 @@ class Commands:
                 return self._call("publish", self._run_keys(run), arguments)
             case OpenJob(run, prompt, strategy):
                 facts = [run.epoch, len(prompt) - 1, json.dumps(prompt), strategy, self._holder]
-                return self._call("open_job", [self._keys.job(run.job)], facts)
+                named = [self._keys.job(run.job), self._keys.request(run.job)]
+                return self._call("open_job", named, facts)
             case Finish():
                 return self._finish(op)
             case Record(run, line):
                 return self._call("record", [self._keys.recording(run)], [line, RETENTION_MS])
 
-    def trim(self, behind: str, read: Mapping[RunKey, int]) -> Command:
-        """Remove the entries of the worker's own log before ``behind``.
+    def trim(
+        self, stream: str, behind: str, read: Mapping[RunKey, int] = MappingProxyType({})
+    ) -> Command:
+        """Remove the entries of a stream of the worker's own before ``behind``.
 
-        ``read``: of runs that had entries there, how many the worker has read so far.
+        ``read``: of runs that had entries in its log, how many the worker has read so far.
         """
-        return self._trim(self._keys.log(self._address), behind, read)
-
-    def trim_rows(self, behind: str) -> Command:
-        """Remove the entries of the worker's own rows before ``behind``."""
-        return self._trim(self._keys.rows(self._address), behind, {})
-
-    def _trim(self, stream: str, behind: str, read: Mapping[RunKey, int]) -> Command:
         named = [stream, self._keys.generations, *map(self._keys.run, read)]
         whose = [self._index[self._address], self._holder]
         return self._call("trim", named, [behind, *whose, *read.values()])
@@ -171,6 +168,7 @@ class Commands:
             keys.recording(run),
             keys.running,
             keys.log(SCHEDULER),
+            keys.request(run.job),
         ]
         stats = json.dumps(op.stats)
         arguments = [

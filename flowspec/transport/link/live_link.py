@@ -147,10 +147,7 @@ class LiveLink:
 
     def _take_in_control(self, waited: bool, envelopes: list[Envelope], refused: list[str]) -> None:
         for stream, arrived in self._control.take(waited=waited):
-            if stream == self._reader.rows_stream:
-                self._reader.take_in_rows(arrived, refused)
-            else:
-                self._reader.take_in_log(arrived, envelopes, [], refused)
+            self._reader.take_in(stream, arrived, envelopes, [], refused)
 
     def _take_in_inbox(
         self, inbox: Inbox, waited: bool, envelopes: list[Envelope], refused: list[str]

@@ -1,4 +1,4 @@
-"""What a worker has read of its log and its rows on the control broker: cursors, rows, trims.
+"""What a worker has read of its streams on the control broker: cursors, rows, trims.
 
 Rows that came through its inbox are kept here, too.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-from flowspec.core.protocol.addresses import SCHEDULER, Address
+from flowspec.core.protocol.addresses import DRAFT, SCHEDULER, Address
 from flowspec.core.protocol.messages import Envelope, Revoke
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.ended import EndedRuns
@@ -31,53 +31,58 @@ _NO_STREAM = "no such key"
 
 
 class LogReader:
-    """The reader of ``address``'s two streams, from where they end now at the ``client``'s server.
+    """The reader of ``address``'s streams, from where they end now at the ``client``'s server.
 
-    Malformed entries are skipped; a line on each goes into the caller's ``refused``. ``commands``:
-    builds the trims. What has been read is needed by nobody: a worker that takes over begins behind
-    it, and ends the runs of its predecessor, which then removes nothing any more.
+    They are its log and its rows, and submissions for the draft worker. Malformed entries are
+    skipped; a line on each goes into the caller's ``refused``. ``commands``: builds the trims. What
+    has been read is needed by nobody: a worker that takes over begins behind it, and ends the runs
+    of its predecessor, which then removes nothing any more.
     """
 
     def __init__(
         self, keys: Keys, address: Address, client: BrokerClient, commands: Commands
     ) -> None:
         self._address = address
-        self.log = keys.log(address)
-        self.rows_stream = keys.rows(address)
-        self.log_at = last_id(client, self.log)
-        self.rows_at = last_id(client, self.rows_stream)
+        self._log = keys.log(address)
+        self._rows_stream = keys.rows(address)
+        streams = [self._log, self._rows_stream, *[keys.submissions] * (address == DRAFT)]
+        #: How far each stream has been read.
+        self.cursors = {stream: last_id(client, stream) for stream in streams}
         self.ended = EndedRuns()  # runs whose late rows are dropped
         self._rows: dict[tuple[RunKey, int], Rows] = {}
         self._early: dict[tuple[RunKey, int], int] = {}  # bytes of rows whose run is not named yet
         self._commands = commands
         self._read: dict[RunKey, int] = {}  # entries read of each run that has begun, not ended
-        self._untrimmed = 0  # entries read and not removed
+        self._untrimmed = 0  # entries read of the log and not removed
         self._uncounted: set[RunKey] = set()  # runs that had entries among these
-        self._rows_untrimmed = False
+        self._others_untrimmed: set[str] = set()  # other streams of which entries were read
         self._bundles = 0  # entries read with messages of several runs
-
-    @property
-    def cursors(self) -> dict[str, str]:
-        """Both streams and how far they have been read."""
-        return {self.log: self.log_at, self.rows_stream: self.rows_at}
 
     # ---- entries ---------------------------------------------------------------------------------
 
-    def take_in_log(
+    def take_in(
         self,
+        stream: str,
         found: Any,
         envelopes: list[Envelope],
         stamps: list[Stamp | None],
         refused: list[str],
     ) -> None:
-        """Append what the log's entries ``found`` hold to the lists."""
+        """Keep the rows in ``stream``'s entries ``found``; append what others hold to the lists."""
         for entry, flat in found:
-            self.log_at = entry.decode()
-            self._untrimmed += 1
+            self.cursors[stream] = entry.decode()
+            place = f"{stream} {self.cursors[stream]}"
+            if stream == self._log:
+                self._untrimmed += 1
+            else:
+                self._others_untrimmed.add(stream)
             try:
+                if stream == self._rows_stream:
+                    self.keep(*entries.rows(entries.fields(flat)))
+                    continue
                 parts = entries.parts(flat)
             except WireError as error:
-                refused.append(f"{self.log} {self.log_at}: {error}")
+                refused.append(f"{place}: {error}")
                 continue
             bundle = self.bundle_of(parts)
             for part in parts:
@@ -85,7 +90,7 @@ class LogReader:
                     envelope = entries.envelope(part, bundle)
                     stamp = Stamp.read(entries.text(part, b"t")) if b"t" in part else None
                 except WireError as error:
-                    refused.append(f"{self.log} {self.log_at}: {error}")
+                    refused.append(f"{place}: {error}")
                     continue
                 self._count(envelope)
                 envelopes.append(envelope)
@@ -109,17 +114,6 @@ class LogReader:
         elif run not in self.ended:
             self._read[run] = self._read.get(run, 0) + (envelope.sender != SCHEDULER)
             self._uncounted.add(run)
-
-    def take_in_rows(self, found: Any, refused: list[str]) -> None:
-        """Keep the rows in the entries ``found`` until they are taken."""
-        for entry, flat in found:
-            self.rows_at = entry.decode()
-            try:
-                run, segment, data = entries.rows(entries.fields(flat))
-                self.keep(run, segment, data)
-            except WireError as error:
-                refused.append(f"{self.rows_stream} {self.rows_at}: {error}")
-        self._rows_untrimmed = True
 
     # ---- rows ------------------------------------------------------------------------------------
 
@@ -176,9 +170,9 @@ class LogReader:
         """
         due = self._untrimmed >= TRIM_ENTRIES or (self._untrimmed > 0 and not self._read)
         trims = [self._log_trim()] if due else []
-        if self._rows_untrimmed:
-            self._rows_untrimmed = False
-            trims.append(self._commands.trim_rows(entries.after(self.rows_at)))
+        for stream in sorted(self._others_untrimmed):
+            trims.append(self._commands.trim(stream, entries.after(self.cursors[stream])))
+        self._others_untrimmed.clear()
         return trims
 
     def _log_trim(self) -> Command:
@@ -186,7 +180,7 @@ class LogReader:
         read = {run: self._read[run] for run in self._uncounted if run in self._read}
         self._untrimmed = 0
         self._uncounted.clear()
-        return self._commands.trim(entries.after(self.log_at), read)
+        return self._commands.trim(self._log, entries.after(self.cursors[self._log]), read)
 
 
 def last_id(client: BrokerClient, stream: str) -> str:

@@ -31,7 +31,7 @@ from flowspec.errors import FlowSpecError, WireError
 from flowspec.transport.wire.declared import Bounds, check_declared
 
 #: Version of the wire format; a reader refuses any other.
-VERSION = 8
+VERSION = 9
 #: Largest envelope accepted, bytes; of a ``Submit``, which holds its job's prompt, ``MAX_SUBMIT``.
 MAX_ENVELOPE = 1 << 20
 MAX_SUBMIT = 16 << 20

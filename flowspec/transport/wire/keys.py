@@ -40,6 +40,11 @@ class Keys:
         return f"{self.tag}:running"
 
     @property
+    def submissions(self) -> str:
+        """Stream: runs that begin, with their requests, for the draft worker alone."""
+        return f"{self.tag}:submissions"
+
+    @property
     def generations(self) -> str:
         """Hash: by role the number of its latest claim, and the token that made it."""
         return f"{self.tag}:generations"
@@ -59,8 +64,12 @@ class Keys:
         return f"{self.tag}:claim:{role}"
 
     def job(self, job: str) -> str:
-        """Hash: state, epoch, offset and the fields of a job."""
+        """Hash: state, epoch and offset of a job."""
         return f"{self.tag}:job:{job}"
+
+    def request(self, job: str) -> str:
+        """Hash: a job's submitted fields and the ids of its prompt, which stages cannot read."""
+        return f"{self.tag}:request:{job}"
 
     def run(self, run: RunKey) -> str:
         """Hash: a run's sequence numbers and task graph."""

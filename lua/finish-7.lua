@@ -6,6 +6,7 @@
 -- KEYS[4]   recording stream
 -- KEYS[5]   running jobs
 -- KEYS[6]   the scheduler's log, to wake it
+-- KEYS[7]   the job's request
 -- ARGV[1]   epoch
 -- ARGV[2]   job id
 -- ARGV[3]   finish reason: eos, length, cancelled or error
@@ -28,5 +29,6 @@ redis.call('DEL', KEYS[2])
 redis.call('PEXPIRE', KEYS[1], ARGV[6])
 redis.call('PEXPIRE', KEYS[3], ARGV[6])
 redis.call('PEXPIRE', KEYS[4], ARGV[6])
+redis.call('PEXPIRE', KEYS[7], ARGV[6])
 wake(KEYS[6], 'ended', ARGV[2])
 return 0

@@ -7,6 +7,7 @@
 -- KEYS[4]   idempotency key: the job that has it, and the digest of that job's fields
 -- KEYS[5]   the scheduler's log, to wake it
 -- KEYS[6]   hash of the job in ARGV[6]; that of any name if there is none
+-- KEYS[7]   the job's request
 -- ARGV[1]   job id
 -- ARGV[2]   most jobs in the queue
 -- ARGV[3]   retention, ms
@@ -55,7 +56,8 @@ if refused ~= '' then
     return answer
 end
 redis.call('HSET', job, 'state', 'queued', 'epoch', 0)
-for at = 7, #ARGV, 2 do redis.call('HSET', job, 'f:' .. ARGV[at], ARGV[at + 1]) end
+redis.call('DEL', KEYS[7])
+for at = 7, #ARGV, 2 do redis.call('HSET', KEYS[7], 'f:' .. ARGV[at], ARGV[at + 1]) end
 if digest ~= '' then redis.call('SET', idempotency, id .. ' ' .. digest, 'PX', retention) end
 redis.call('RPUSH', queue, id)
 wake(KEYS[5], 'admitted', id)
