@@ -3,7 +3,8 @@
 Each worker is ``python -m workers...``, forked where that is safe (``start.forks``). It has a
 session of its own, so that Ctrl-C reaches only the parent, and is killed when the parent exits,
 whatever the reason. Its stderr is kept and shown if it fails. One that stops is started again
-(``restarts``); the jobs that it had go on behind what they have committed.
+(``restarts``), and so is one that has lost its role and does not end: nothing in it runs any more.
+The jobs that it had go on behind what they have committed.
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ _STOP_SECONDS = 5.0
 BROKER = "broker"
 #: Interval between two looks at the processes, seconds.
 _WATCH_SECONDS = 0.1
+#: Interval between two looks at the workers' roles, and how long a process may be without the role
+#: that it had, seconds. A worker that can tell says itself that it hangs.
+_ROLES_SECONDS = 5.0
+_HUNG_SECONDS = 30.0
 
 Progress = Callable[[int, int], None]
 
@@ -183,6 +188,8 @@ class Cluster:
         self._commands: dict[str, tuple[str, ...]] = {}  # module and arguments, by role
         self._restarts: dict[str, Restarts] = {}
         self._ended: dict[str, str] = {}  # by role, why it is not started again
+        self._held: dict[str, tuple[int, float]] = {}  # by role, its process, and when it was seen
+        self._roles_seen = 0.0
         self._stopping = threading.Event()
         self._watched = threading.Event()  # the watcher starts nothing any more
         self._stopped = threading.Event()  # and may end, with which its processes end
@@ -335,6 +342,29 @@ class Cluster:
         for role in self._commands:
             if role not in self._ended:
                 self._look_after(role)
+        if time.monotonic() - self._roles_seen >= _ROLES_SECONDS:
+            self._look_for_hangs()
+
+    def _look_for_hangs(self) -> None:
+        """Kill what has lost its role for long; not while the broker is away."""
+        control = RedisControl(self.url, Keys())
+        try:
+            claims = control.claims()
+        except BrokerError:
+            self._held.clear()
+            return
+        finally:
+            control.close()
+            now = self._roles_seen = time.monotonic()
+        for role, process in self._processes.items():
+            claim = claims.get(role)
+            if claim is not None:
+                self._held[role] = claim.facts.get("pid", 0), now
+                continue
+            pid, seen = self._held.get(role, (0, now))
+            if pid == process.pid and now - seen > _HUNG_SECONDS and process.poll() is None:
+                self._say(f"{role} has lost its role and does not answer: it is killed")
+                process.kill()
 
     def _look_after_broker(self, broker: PrivateBroker) -> bool:
         """Start the private broker again if it has stopped; whether it runs.

@@ -6,7 +6,8 @@ Each seed starts a pipeline of two stages by `flowspec up`, of the packaged pair
 faults to it: processes that are killed, stopped for a while or asked to end, one, two or all at
 once; a broker that is killed with or without its data, halted, emptied, full or without replicas;
 its password changed; made a replica of nobody; its keys, entries and scripts deleted, cut, doubled
-or replaced. Jobs are in the middle of their text meanwhile. After each fault,
+or replaced; rows that are no numbers; a thread that computes and hangs; a worker with other
+weights. Jobs are in the middle of their text meanwhile. After each fault,
 
 - every job has ended within a bound, with an answer or with one line;
 - an answer is the target's own text: of a greedy job what transformers' ``generate`` says, of a
@@ -21,16 +22,19 @@ out as with redis-cli.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import random
 import re
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -56,6 +60,12 @@ PROMPTS = (
 TOKENS = 160
 #: Until a job has ended, seconds; a message that was deleted is missed after 120 s without answer.
 ENDS_SECONDS = 150.0
+#: Longer than a loop may hang.
+HANG_SECONDS = 75.0
+#: Requests of ptrace(2), and the flag with which its user waits for a thread.
+_SEIZE, _INTERRUPT, _DETACH, _WALL = 0x4206, 0x4207, 17, 0x40000000
+#: No number in any type of rows.
+_NAN = b"\xff" * 8
 #: Until a pipeline is ready, and gone.
 UP_SECONDS = 120.0
 #: By how many open files a process may differ from one moment to another.
@@ -101,7 +111,7 @@ class Pipeline:
     """What `flowspec up` starts, under a home of its own in ``place``."""
 
     def __init__(self, place: Path, *, persist: bool) -> None:
-        self._environment = {
+        self.environment = {
             **os.environ,
             "XDG_STATE_HOME": str(place / "state"),
             "XDG_CACHE_HOME": str(place / "cache"),
@@ -117,7 +127,7 @@ class Pipeline:
     def _flowspec(self, *words: str) -> str:
         command = [sys.executable, "-m", "flowspec", *words]
         done = subprocess.run(
-            command, env=self._environment, capture_output=True, text=True, timeout=UP_SECONDS
+            command, env=self.environment, capture_output=True, text=True, timeout=UP_SECONDS
         )
         if done.returncode:
             raise RuntimeError(f"flowspec {words[0]}: {done.stderr.strip()}")
@@ -285,6 +295,52 @@ def _halted(pipeline: Pipeline, luck: random.Random) -> None:
     _halt([pipeline.pids()["broker"]], luck.choice((0.5, 4.0, 12.0)))
 
 
+@fault("thread hangs")
+def _hangs(pipeline: Pipeline, luck: random.Random) -> None:
+    """The one that computes; the lease's thread goes on. The supervisor starts another process."""
+    role = luck.choice(ROLES[1:])
+    pid = pipeline.pids().get(role)
+    if pid is None or not pipeline.may_kill(role):
+        return
+    pipeline.kills[role].append(time.monotonic())
+    ptrace = ctypes.CDLL(None).ptrace
+    ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+    if ptrace(_SEIZE, pid, None, None):
+        raise PermissionError("this user may not trace processes")
+    ptrace(_INTERRUPT, pid, None, None)
+    until = time.monotonic() + HANG_SECONDS
+    with suppress(ChildProcessError):
+        os.waitpid(pid, _WALL)
+        while os.waitpid(pid, _WALL | os.WNOHANG) == (0, 0) and time.monotonic() < until:
+            time.sleep(0.2)
+    ptrace(_DETACH, pid, None, None)
+
+
+@fault("other weights")
+def _other_weights(pipeline: Pipeline, luck: random.Random) -> None:
+    """A stage is lost, and a worker with a damaged copy of the target asks for its place."""
+    number = luck.choice((1, 2))
+    pipeline.kill(f"verify-{number}", signal.SIGKILL)
+    copy = Path(pipeline.environment["XDG_STATE_HOME"]).parent / "copy"
+    shutil.copytree(PAIR / "target", copy, dirs_exist_ok=True)
+    with (copy / "model.safetensors").open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        for at in range(size // 8, size, size // 64):  # some in every layer
+            file.seek(at)
+            file.write(b"\x3f\x3f")
+    command = (sys.executable, "-m", "workers.verify", "--stage", str(number))
+    done = subprocess.run(
+        [*command, "--target", str(copy), "--spare"],
+        env={**pipeline.environment, "FLOWSPEC_REDIS_URL": pipeline.url},
+        cwd=PAIR.parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=UP_SECONDS,
+    )
+    if done.returncode == 0 or "other values" not in done.stderr:
+        raise RuntimeError(f"a worker with other weights ended with {done.returncode}")
+
+
 def _halt(pids: Sequence[int], seconds: float) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -431,6 +487,20 @@ def _garbage(pipeline: Pipeline, luck: random.Random) -> None:
         pipeline.broker.xadd(found[0], fields)
 
 
+@fault("rows of no numbers")
+def _no_numbers(pipeline: Pipeline, luck: random.Random) -> None:
+    """Whatever arrives for a moment comes again, with a NaN at its end and the right checksum."""
+    until = time.monotonic() + luck.choice((0.2, 1.0))
+    seen: set[Any] = set()
+    while time.monotonic() < until:
+        for stream in pipeline.broker.scan_iter(f"{TAG}:rows:*"):
+            for at, fields in pipeline.broker.xrevrange(stream, count=3):
+                if at not in seen and fields[b"d"][-8:] != _NAN:
+                    data = fields[b"d"][:-8] + _NAN
+                    again = {**fields, b"d": data, b"c": zlib.crc32(data)}
+                    seen |= {at, pipeline.broker.xadd(stream, again)}
+
+
 # ---- the oracle ----------------------------------------------------------------------------------
 
 
@@ -535,7 +605,7 @@ def _suffer(
     began = time.monotonic()
     try:
         FAULTS[name](pipeline, luck)
-    except redis.RedisError as error:  # of the fault before, perhaps
+    except (redis.RedisError, RuntimeError) as error:  # the broker's: of the fault before, perhaps
         found.problems.append(f"{where}: the fault failed: {error}")
     pipeline.wait(jobs)
     takes = name in TAKES_DATA and not (name == "broker killed" and pipeline.persist)

@@ -243,9 +243,31 @@ def test_a_process_that_stops_again_and_again_is_given_up(monkeypatch: pytest.Mo
     ]
 
 
+def test_a_process_of_which_nothing_runs_any_more_is_killed_and_started_again(
+    monkeypatch: pytest.MonkeyPatch, plain: dict[float, tuple[int, ...]]
+) -> None:
+    """A thread of it that keeps the interpreter's lock stops the others, its lease's among them."""
+    monkeypatch.setattr("flowspec.cluster._HUNG_SECONDS", 1.0)
+    monkeypatch.setattr("flowspec.cluster._ROLES_SECONDS", 0.2)
+    said: list[str] = []
+    with Cluster(Setup(*default_pair(), 2), say=said.append) as cluster:
+        until(lambda: "verify-1" in cluster._held)
+        with Client(cluster.url) as client:
+            job = begun(client, "flowspec", 0.0)
+            before = cluster.pids["verify-1"]
+            os.kill(before, signal.SIGSTOP)
+            until(lambda: cluster.pids["verify-1"] != before)
+            assert job.result().token_ids == plain[0.0]
+    assert said == [
+        "verify-1 has lost its role and does not answer: it is killed",
+        "verify-1 stopped with status -9: it printed nothing; it is started again",
+    ]
+
+
 #: Keys of a pipeline and of the job that runs, without their tag.
 KEYS = (
-    *("pipeline", "queue", "running", "generations", "job", "run", "out", "rows:s2"),
+    *("pipeline", "queue", "running", "generations", "job", "request", "run", "out", "rows:s2"),
+    "submissions",
     *("log:scheduler", "log:d0", "log:s1", "claim:scheduler", "claim:draft", "claim:verify-2"),
 )
 
@@ -262,6 +284,7 @@ def test_a_key_of_a_wrong_type_stops_nothing(
         "job": f"job:{job.id}",
         "run": f"run:{job.id}:1",
         "out": f"out:{job.id}",
+        "request": f"request:{job.id}",
     }.get(name, name)
     with contextlib.closing(connect(cluster.url)) as broker:
         broker.delete(key)
