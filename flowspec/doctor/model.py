@@ -119,7 +119,10 @@ def _open(name: str, role: str) -> tuple[ModelDirectory | None, list[Finding]]:
     if found:
         return None, found
     try:
-        wrong = unread.of_config(path, read_config_file(path))
+        config = read_config_file(path)
+        wrong = unread.of_config(path, config)
+        if wrong is None and role == "target":
+            wrong = unread.of_family(path, config) or unread.of_template(path)
         if wrong is not None:
             return None, [error(role, wrong.what, wrong.remedy)]
         directory = open_directory(str(path))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from flowspec.errors import ModelError
+from flowspec.model.drafters.sources import open_models
+from flowspec.model.weights import formats
 from flowspec.model.weights.directory import (
     ModelDirectory,
     check_pair,
@@ -39,6 +44,42 @@ def converted(message: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Mo
     directory = open_directory(str(folder / "NEW"))
     directory.check_weights()
     return directory
+
+
+def test_a_type_that_the_library_has_not_is_refused_before_torch_is_imported(
+    llama_copy: Path,
+) -> None:
+    file = llama_copy / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "llama9"}))
+    with pytest.raises(ModelError, match="has no language model of that type; install a version"):
+        open_models(str(llama_copy), "ngram")
+    assert {"llama", "qwen3", "gemma3_text"} <= formats.library_types()
+    assert formats.library_types() == frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    code = "import sys, flowspec.model.weights.formats as f; f.library_types(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert not {"torch", "transformers"} & set(done.stdout.split())
+
+
+@pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json"])
+@pytest.mark.parametrize("text", ["{% for m in messages %}{{ m }", "{{ m['a'] }", "{% if %}"])
+def test_a_broken_chat_template_is_refused(tmp_path: Path, place: str, text: str) -> None:
+    target = tmp_path / "target"
+    shutil.copytree(default_pair()[0], target)
+    (target / "chat_template.jinja").unlink()
+    if place == "tokenizer_config.json":
+        config = json.loads((target / place).read_text())
+        (target / place).write_text(json.dumps(config | {"chat_template": text}))
+    else:
+        (target / place).write_text(text)
+    with pytest.raises(ModelError, match=r"chat template in .* is broken, in line 1: ") as refused:
+        open_models(str(target), "ngram")
+    assert "\n" not in str(refused.value)
+
+
+def test_tags_of_the_library_are_no_fault_of_a_template(tmp_path: Path) -> None:
+    text = "{% generation %}{{ x }}{% endgeneration %}{% for a in b %}{% break %}{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(text)
+    assert formats.of_template(tmp_path) is None
 
 
 @pytest.mark.parametrize("wrong", [{"model_type": "bert"}, {"is_encoder_decoder": True}])

@@ -18,6 +18,7 @@ from flowspec.errors import ConfigError, ModelError
 from flowspec.model.base import DraftExecutor
 from flowspec.model.drafters.kinds import BLOCK, NGRAM, FolderKind, kind_of
 from flowspec.model.layers.taps import Taps
+from flowspec.model.weights import formats
 from flowspec.model.weights.directory import ModelDirectory, check_pair, fetch_weights, local_path
 from flowspec.model.weights.precision import AUTO
 
@@ -35,6 +36,9 @@ def open_models(
     """
     first = _language_model(target, "target")
     first.check_tokenizer()  # raises without a tokenizer, even if the draft needs none
+    broken = formats.of_template(first.path)
+    if broken is not None:
+        raise ModelError(str(broken))
     check_sources(first, draft)
     others = tuple(_language_model(name, "middle model") for name in middles)
     for other in others:
@@ -238,6 +242,9 @@ def _language_model(name: str, role: str) -> ModelDirectory:
     kind = kind_of(directory)
     if kind.reads_target:
         raise _only_drafts(name, kind.shown, role)
+    wrong = formats.of_family(directory.path, directory.config)
+    if wrong is not None:
+        raise ModelError(str(wrong))
     return directory
 
 

@@ -6,11 +6,16 @@ Only safetensors of floating-point numbers are read, experts in mxfp4, and GGUF 
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, TemplateSyntaxError
 
 #: ``quant_method`` of checkpoints that are read as they are.
 _READ = ("mxfp4",)
@@ -45,6 +50,8 @@ _NO_DECODERS = frozenset(
         "xlm-roberta-xl",
     ]
 )
+#: What names the library's language models, in a file that is read without importing torch.
+_NAMES, _NAMING = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", ("models", "auto", "modeling_auto.py")
 _TORCH_FILE = "pytorch_model.bin"
 _SAFE_FILE = "model.safetensors"
 
@@ -79,6 +86,64 @@ def of_folder(folder: Path) -> Unreadable | None:
             f"{folder} holds {torch_files[0]}, weights in their authors' own layout",
             "take the checkpoint in the Hugging Face layout, with config.json and *.safetensors",
         )
+    return None
+
+
+def of_family(folder: Path, config: Mapping[str, Any]) -> Unreadable | None:
+    """What is wrong with a language model's type; None: the library has it, or does not say."""
+    known, kind = library_types(), str(config.get("model_type"))
+    if not known or kind in known:
+        return None
+    return Unreadable(
+        f"{folder} is a model of type {kind!r}, and the installed transformers has no language "
+        "model of that type",
+        "install a version that has it, or take another model",
+    )
+
+
+@cache
+def library_types() -> frozenset[str]:
+    """Types of the installed library's language models; empty if it keeps their names elsewhere."""
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or spec.origin is None:
+        return frozenset()
+    file = Path(spec.origin).parent.joinpath(*_NAMING)
+    if not file.is_file():
+        return frozenset()
+    for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+        match statement:
+            case ast.Assign(
+                targets=[ast.Name(id=name)], value=ast.Call(args=[ast.List(elts=pairs)])
+            ) if name == _NAMES:
+                return frozenset(ast.literal_eval(pair)[0] for pair in pairs)
+    return frozenset()
+
+
+def of_template(folder: Path) -> Unreadable | None:
+    """What is wrong with the grammar of a chat template; None: nothing, or there is none.
+
+    A tag that is not known here may be one of the library's.
+    """
+    name = "chat_template.jinja"
+    if (folder / name).is_file():
+        text: object = (folder / name).read_text(encoding="utf-8", errors="replace")
+    elif (folder / (name := "tokenizer_config.json")).is_file():
+        try:
+            text = json.loads((folder / name).read_bytes()).get("chat_template")
+        except (ValueError, AttributeError, RecursionError):
+            return None  # who reads the tokenizer says so
+    else:
+        return None
+    try:
+        if isinstance(text, str):
+            Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
+    except TemplateSyntaxError as error:
+        if "unknown tag" not in str(error):
+            return Unreadable(
+                f"the chat template in {folder / name} is broken, in line {error.lineno}: "
+                f"{' '.join(str(error.message).split())}",
+                "correct it, or take it out to send prompts as they are",
+            )
     return None
 
 
