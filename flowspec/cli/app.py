@@ -270,7 +270,7 @@ def chat(
 
 @app.command()
 def down() -> None:
-    """Stop the pipeline that `flowspec up` started."""
+    """Stop the pipeline that was started here."""
     from flowspec.cli.service import down
 
     down()
@@ -640,13 +640,13 @@ def _main() -> None:
         sys.stderr.write(f"flowspec: {said}; see `flowspec{command} --help`\n")
         sys.exit(2)
     except BrokerUnreachable as error:
-        from flowspec.cli.places import state_file
+        from flowspec.cli.places import was_running
         from flowspec.transport.connections.connection import DEFAULT_URL, redact
 
         named = os.environ.get(_URL)
         where = _STALE if named and redact(named) == error.silent else _WHERE
-        if error.silent == DEFAULT_URL and state_file().exists():
-            where = f"the pipeline that `flowspec up` started has ended; {_WHERE}"
+        if error.silent == DEFAULT_URL and was_running():
+            where = f"the pipeline that ran here has ended; {_WHERE}"
         # One that answers, though it does not serve, is the broker that was meant.
         hint = f"; {where}" if error.silent else ""
         sys.stderr.write(f"flowspec: {error}{hint}\n")

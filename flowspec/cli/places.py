@@ -1,14 +1,16 @@
-"""Pipeline setups from flags, and the state of the pipeline that `flowspec up` started."""
+"""Pipeline setups from flags, and the state of the pipeline that `up` or `serve` started."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from flowspec.cli import notes
 from flowspec.cli.groups import ModelFlags
@@ -107,9 +109,9 @@ def cluster_setup(cluster: ClusterFile, drafting: Sequence[str | None] = (None, 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A pipeline that `flowspec up` started: its supervisor's process and its broker's URL.
+    """A pipeline that `up` or `serve` started: the process that does, and its broker's URL.
 
-    The supervisor holds a file lock while it runs: a process id alone may have been reused.
+    That process holds a file lock while it runs: a process id alone may have been reused.
     """
 
     pid: int
@@ -117,7 +119,7 @@ class Running:
 
     @property
     def alive(self) -> bool:
-        """Whether the supervisor still runs."""
+        """Whether the process still runs."""
         with contextlib.suppress(OSError), lock_file().open("rb") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -127,24 +129,61 @@ class Running:
 
 
 def state_file() -> Path:
-    """The file in which `flowspec up` records what it started."""
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    """The file that says what was started here; OSError if the user has no home."""
+    try:
+        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    except RuntimeError:
+        why = "the user has no home folder; set HOME or XDG_STATE_HOME"
+        raise OSError(errno.ENOENT, why, "~") from None
     return Path(base) / "flowspec" / "up.json"
 
 
 def lock_file() -> Path:
-    """The file that the supervisor keeps locked."""
+    """The file that the process behind a pipeline keeps locked."""
     return state_file().with_suffix(".lock")
 
 
+def lock_pipeline() -> BinaryIO | None:
+    """The lock file, locked for as long as this process or one that inherits it keeps it open.
+
+    None: another pipeline has it. OSError if there can be none.
+    """
+    lock_file().parent.mkdir(parents=True, exist_ok=True)
+    lock = lock_file().open("wb")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return None
+    return lock
+
+
+def note_running(url: str) -> None:
+    """Record this process and ``url`` in one step; private, as the URL has the password."""
+    file = state_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(f"{file}.{os.getpid()}")
+    draft.touch(mode=0o600)
+    draft.write_text(json.dumps({"pid": os.getpid(), "url": url}), encoding="utf-8")
+    draft.replace(file)
+
+
 def running() -> Running | None:
-    """The pipeline that `flowspec up` started here, if it still runs."""
+    """The pipeline that was started here, if it still runs."""
     try:
         noted = json.loads(state_file().read_text(encoding="utf-8"))
         found = Running(int(noted["pid"]), str(noted["url"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if found.alive else None
+
+
+def was_running() -> bool:
+    """Whether a pipeline was started here, and did not end as it should."""
+    try:
+        return state_file().exists()
+    except OSError:
+        return False
 
 
 def url_for_prompts(url: str | None, *, private: bool) -> str | None:
@@ -158,7 +197,7 @@ def url_for_prompts(url: str | None, *, private: bool) -> str | None:
     if private:
         notes.say("starts a private pipeline, as flags describe one; the running one goes on")
         return None
-    notes.say("the pipeline that `flowspec up` started answers")
+    notes.say("the pipeline that runs here answers")
     return found.url
 
 

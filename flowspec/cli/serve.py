@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowspec.cli import notes
+from flowspec.cli.places import lock_pipeline, note_running, state_file
 from flowspec.cli.service import counted
 from flowspec.cli.show import Screen
 from flowspec.cluster import Cluster, Setup
@@ -65,12 +68,33 @@ class _Service:
                 self._cluster.start(progress)
             self._is_serving = True
             settings = replace(self._settings, url=self._cluster.url)
-            serve_http(settings, self._listening, self._must_end, self._say_ready)
+            with self._noted():
+                serve_http(settings, self._listening, self._must_end, self._say_ready)
             if not self._is_stopped:
                 raise ClusterError(self._said)
         finally:
             self._is_serving = True  # a second signal must not leave processes behind
             self._cluster.stop()
+
+    @contextlib.contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Let `status`, `cancel` and others find the pipeline, unless they know another one."""
+        lock = None
+        try:
+            lock = lock_pipeline()
+            if lock is not None:
+                note_running(self._cluster.url)
+        except OSError as error:
+            notes.say(
+                f"other commands need --redis-url to find this pipeline: {error.filename}: "
+                f"{error.strerror}"
+            )
+        try:
+            yield
+        finally:
+            if lock is not None:
+                state_file().unlink(missing_ok=True)
+                lock.close()
 
     def _stop(self, number: int, frame: object) -> None:
         self._is_stopped = True

@@ -7,7 +7,6 @@ private broker, and waits until the pipeline serves.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import signal
@@ -16,13 +15,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import urlsplit
 
 from rich.table import Table
 
 from flowspec.cli import notes
-from flowspec.cli.places import lock_file, running, state_file, url_or_running
+from flowspec.cli.places import lock_pipeline, note_running, running, state_file, url_or_running
 from flowspec.cli.show import console
 from flowspec.client import Client
 from flowspec.cluster import READY_SECONDS, Cluster, Places, Setup
@@ -57,7 +56,12 @@ def up(setup: Setup, url: str | None) -> None:
     surroundings = {
         name: value for name, value in os.environ.items() if name != "FLOWSPEC_REDIS_URL"
     }
-    with _locked() as lock:
+    lock = lock_pipeline()
+    if lock is None:
+        raise ClusterError(
+            "a pipeline is being started already by another `flowspec up`; wait until it serves"
+        )
+    with lock:
         state_file().unlink(missing_ok=True)
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -77,19 +81,6 @@ def up(setup: Setup, url: str | None) -> None:
         process.wait()
         raise
     _say_up(setup)
-
-
-def _locked() -> BinaryIO:
-    """The lock file, locked for as long as this process or one that inherits it keeps it open."""
-    lock = lock_file().open("wb")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise ClusterError(
-            "a pipeline is being started already by another `flowspec up`; wait until it serves"
-        ) from None
-    return lock
 
 
 def _wait_until_up(process: subprocess.Popen[bytes], log: Path) -> None:
@@ -277,7 +268,7 @@ class _Supervisor:
     def run(self) -> None:
         try:
             self._cluster.start()
-            self._note()
+            note_running(self._cluster.url)
             self._serving = True
             while not self._stopped and self._watch():
                 time.sleep(0.2)
@@ -293,17 +284,6 @@ class _Supervisor:
                 self._said = str(error)
                 sys.stderr.write(f"flowspec: {error}\n")
         return self._cluster.alive
-
-    def _note(self) -> None:
-        """Record this process in one step, for ``up``; private, as the URL has the password."""
-        file = state_file()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(f"{file}.{os.getpid()}")
-        draft.touch(mode=0o600)
-        draft.write_text(
-            json.dumps({"pid": os.getpid(), "url": self._cluster.url}), encoding="utf-8"
-        )
-        draft.replace(file)
 
 
 def _main() -> None:

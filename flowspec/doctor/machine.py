@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowspec.doctor.finding import Finding, note, ok, size, warning
+from flowspec.model.weights.directory import expanded
 
 SUBJECT = "machine"
 #: Longest wait for the system to say whether its clock is set by a time server, seconds.
@@ -84,10 +85,10 @@ def gather() -> MachineFacts:
 def hub_cache(environment: Mapping[str, str]) -> Path:
     """The folder in which models of the hub are kept."""
     if environment.get("HF_HUB_CACHE"):
-        return Path(environment["HF_HUB_CACHE"]).expanduser()
+        return expanded(environment["HF_HUB_CACHE"])
     base = environment.get("XDG_CACHE_HOME") or "~/.cache"
     home = environment.get("HF_HOME") or f"{base}/huggingface"
-    return Path(home).expanduser() / "hub"
+    return expanded(home) / "hub"
 
 
 def _numbers(meminfo: str) -> dict[str, int]:

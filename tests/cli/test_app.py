@@ -12,7 +12,8 @@ from unittest.mock import Mock
 import pytest
 import redis
 
-from flowspec.cli.places import state_file
+from flowspec.cli.places import running, state_file
+from flowspec.doctor.machine import hub_cache
 from flowspec.transport.connections.answers import error_of
 from tests.cli.conftest import Command
 
@@ -91,7 +92,7 @@ def test_a_pipeline_that_up_had_started_is_said_to_have_ended(
     state_file().write_text('{"pid": 4194305, "url": "unix:///gone"}')
     status, _, err = command("status")
     assert status == 1
-    assert "refused; the pipeline that `flowspec up` started has ended; start a pipeline" in err
+    assert "refused; the pipeline that ran here has ended; start a pipeline" in err
     assert "has ended" not in command("status", "--redis-url", "redis://localhost:1/2")[2]
 
 
@@ -166,3 +167,45 @@ def test_a_place_that_cannot_be_is_one_line(
     assert status in (1, 2)
     assert out == ""
     assert err.startswith("flowspec: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("up", "--target", NOWHERE),
+        ("status", "--redis-url", NOBODY),
+        ("status",),
+        ("down",),
+        ("generate", "hi", "--target", NOWHERE),
+        ("generate", "hi", "--target", "~nobody-of-this-name/x"),
+    ],
+    ids=" ".join,
+)
+def test_a_user_without_a_home_is_told_in_one_line(
+    command: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """As in a container under a number that has no entry."""
+    _without_home(monkeypatch)
+    monkeypatch.setattr("flowspec.transport.connections.redis_client.FIRST_SECONDS", 0.1)
+    monkeypatch.setattr("flowspec.async_client.DEFAULT_URL", NOBODY)
+    status, out, err = command(*words)
+    assert (status, out) == (1, "")
+    assert err.startswith("flowspec: ") and err.count("\n") == 1
+
+
+def test_a_user_without_a_home_has_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    _without_home(monkeypatch)
+    assert running() is None
+    assert hub_cache({"HF_HOME": "/models"}) == Path("/models/hub")
+    assert hub_cache({}).name == "hub"
+    with pytest.raises(OSError, match="no home folder; set HOME or XDG_STATE_HOME"):
+        state_file()
+
+
+def _without_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_entry(number: int) -> None:
+        raise KeyError(number)
+
+    for name in ("HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", no_entry)

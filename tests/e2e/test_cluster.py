@@ -226,14 +226,14 @@ def test_a_look_that_fails_is_said_and_the_next_one_starts_the_worker_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[str] = []
-    look = Cluster._look_after
-
-    def failing(cluster: Cluster, role: str) -> None:
-        monkeypatch.setattr(Cluster, "_look_after", look)
-        raise ValueError("a fault")
-
     with Cluster(Setup(*default_pair(), 1), say=said.append) as cluster:
-        monkeypatch.setattr(Cluster, "_look_after", failing)
+        look = cluster._look_after
+
+        def failing(role: str) -> None:
+            monkeypatch.setattr(cluster, "_look_after", look)
+            raise ValueError("a fault")
+
+        monkeypatch.setattr(cluster, "_look_after", failing)
         until(lambda: said)
         assert said == ["the processes were not looked at: ValueError: a fault"]
         before = cluster.pids["verify-1"]
@@ -274,7 +274,7 @@ def test_up_status_submit_watch_cancel_down(flowspec: Run) -> None:
         told = json.loads(flowspec("status", "--json").stdout)["pipeline"]
         assert (told["stages"], told["most_rows"], told["drafts"]) == (2, 2500, ["draft"])
         answered = flowspec("generate", PROMPT, "--max-new-tokens", "4")
-        note = "note: the pipeline that `flowspec up` started answers"
+        note = "note: the pipeline that runs here answers"
         assert answered.stderr.splitlines()[0] == note
         job = flowspec("submit", PROMPT, "--max-new-tokens", "8").stdout.strip()
         watched = flowspec("watch", job, "--json")

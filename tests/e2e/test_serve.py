@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -60,10 +61,14 @@ def test_serve_answers_and_ends_with_everything_it_started(
         answer = ask(address, authorization="Bearer sk-of-the-test")
         assert answer.status_code == 200, answer.text
         assert answer.json()["usage"]["completion_tokens"] == 8
+        found = run("flowspec", "status", "--json", environment=surroundings(place))
+        assert json.loads(found.stdout)["workers"]["verify-2"]["state"] == "ready"
         serving.process.send_signal(number)
         done = serving.ended()
     assert (done.returncode, done.stdout.count("\n"), done.stderr) == (0, 1, "")
     assert left_in(place) == []
+    found = run("flowspec", "status", environment=surroundings(place))
+    assert "start a pipeline" in found.stderr
 
 
 def test_a_lost_worker_is_said_and_started_again(place: Path) -> None:

@@ -293,7 +293,7 @@ def open_directory(name: str) -> ModelDirectory:
     if path is not None:
         check_name(name)
         return _checked(path)
-    if Path(name).expanduser().exists():
+    if expanded(name).exists():
         raise ModelError(f"{name} is a file; expected a model directory, or a GGUF file")
     if not _looks_like_hub_name(name):
         raise ModelError(f"model folder {name} does not exist")
@@ -323,12 +323,20 @@ def fetch_weights(name: str, needs: Callable[[ModelDirectory], tuple[str, ...]])
     return directory
 
 
+def expanded(name: str) -> Path:
+    """``name`` as a path, with a user's home in the place of ``~``; as it is if there is none."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)
+
+
 def local_path(name: str) -> Path | None:
     """The folder ``name``, else the packaged model of that name; None if there is neither.
 
     Of a GGUF file, the folder that describes it.
     """
-    path = Path(name).expanduser()
+    path = expanded(name)
     if gguf.is_file(path):
         return gguf.folder_of(path)
     if not path.exists() and name in PACKAGED:

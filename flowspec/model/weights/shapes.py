@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from flowspec.errors import ModelError
 from flowspec.model.weights import gguf
-from flowspec.model.weights.directory import ModelDirectory, described, open_directory
+from flowspec.model.weights.directory import ModelDirectory, described, expanded, open_directory
 
 Shape = tuple[int, ...]
 
@@ -45,7 +44,7 @@ def read_config(name: str) -> ModelDirectory:
 
     Errors as ``open_directory``'s.
     """
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.is_file() and not gguf.is_file(path):
         return described(path)
     return open_directory(name)
