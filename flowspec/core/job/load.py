@@ -22,7 +22,7 @@ All jobs get the same: which of them could use a further row best is not compare
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -130,6 +130,7 @@ class Governor:
         self._plan: Sharing | None = None
         self._share = ALONE
         self._given: dict[RunKey, RunShare] = {}
+        self._alone = RunKey("", 0), 0  # the run that measures a lone row, and since which note
 
     def note(self, answer: Answer) -> None:
         """Learn the time of the slowest pass that ``answer`` tells of."""
@@ -143,11 +144,21 @@ class Governor:
         share = self._share_of(len(runs), drafts=any(runs.values()))
         self._given = dict.fromkeys(runs, share)
         if runs and share != ALONE and not self._passes.single:
-            # One makes passes of a lone row: without their time, plans are compared wrongly. In
-            # turn, since a strategy with rows of its own makes none.
-            turn = self._notes // REPLAN % len(runs)
-            self._given[list(runs)[turn]] = RunShare(1, 1, 1, jobs=len(runs))
+            # One makes passes of a lone row: without their time, plans are compared wrongly.
+            self._given[self._measuring(list(runs))] = RunShare(1, 1, 1, jobs=len(runs))
         return {run: new for run, new in self._given.items() if before.get(run, ALONE) != new}
+
+    def _measuring(self, runs: Sequence[RunKey]) -> RunKey:
+        """The run that makes passes of a lone row.
+
+        It stays the same, so that what it has in flight can end; but not for ever, since a strategy
+        with rows of its own makes none.
+        """
+        known, since = self._alone
+        at = runs.index(known) if known in runs else -1
+        if at < 0 or self._notes - since >= REPLAN:
+            self._alone = runs[(at + 1) % len(runs)], self._notes
+        return self._alone[0]
 
     def _share_of(self, jobs: int, *, drafts: bool) -> RunShare:
         """The share of each of ``jobs`` jobs."""

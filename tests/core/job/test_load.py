@@ -132,6 +132,19 @@ def test_every_run_in_turn_is_asked_for_a_lone_row_until_one_makes_it() -> None:
     assert asked == set(RUNS[:3])
 
 
+def test_the_run_that_is_asked_stays_the_same_while_others_come_and_go() -> None:
+    """What it has in flight has to end before it makes a pass of a lone row."""
+    governor = Governor(4)
+    governor.note(answer(RUNS[0], 40, 0.04))
+    asked = []
+    for first in (0, 0, 1, 2, 3, 1, 3, 2):
+        runs = [*RUNS[first:3], *RUNS[3:9]]
+        governor.changes(dict.fromkeys(runs, True))
+        asked.append([run for run in runs if governor._given[run].together == 1])
+        governor.note(answer(RUNS[4], 40, 0.04))
+    assert asked == [[RUNS[0]]] * 2 + [[RUNS[1]]] + [[RUNS[2]]] + [[RUNS[3]]] * 4
+
+
 @pytest.mark.parametrize(("steps", "stages"), [(BF16, 8), (NF4, 4)])
 @given(counts=st.lists(st.integers(0, 64), max_size=12))
 def test_shares_fit_into_a_pass_and_end_with_the_company(
