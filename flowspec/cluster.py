@@ -46,10 +46,12 @@ _STOP_SECONDS = 5.0
 BROKER = "broker"
 #: Interval between two looks at the processes, seconds.
 _WATCH_SECONDS = 0.1
-#: Interval between two looks at the workers' roles, and how long a process may be without the role
-#: that it had, seconds. A worker that can tell says itself that it hangs.
+#: Interval between two looks at the workers' roles, seconds, and at how many of them in a row a
+#: process may lack the role that it had; more if another worker has it, for which a sound one waits
+#: before it ends. A worker that can tell says itself that it hangs.
 _ROLES_SECONDS = 5.0
-_HUNG_SECONDS = 30.0
+_HUNG_LOOKS = 6
+_REPLACED_LOOKS = 36
 
 Progress = Callable[[int, int], None]
 
@@ -188,8 +190,8 @@ class Cluster:
         self._commands: dict[str, tuple[str, ...]] = {}  # module and arguments, by role
         self._restarts: dict[str, Restarts] = {}
         self._ended: dict[str, str] = {}  # by role, why it is not started again
-        self._held: dict[str, tuple[int, float]] = {}  # by role, its process, and when it was seen
-        self._roles_seen = 0.0
+        self._without: dict[str, tuple[int, int]] = {}  # by role, its process, looks without it
+        self._looked_at = 0.0
         self._stopping = threading.Event()
         self._watched = threading.Event()  # the watcher starts nothing any more
         self._stopped = threading.Event()  # and may end, with which its processes end
@@ -342,27 +344,40 @@ class Cluster:
         for role in self._commands:
             if role not in self._ended:
                 self._look_after(role)
-        if time.monotonic() - self._roles_seen >= _ROLES_SECONDS:
+        if time.monotonic() - self._looked_at >= _ROLES_SECONDS:
             self._look_for_hangs()
 
     def _look_for_hangs(self) -> None:
-        """Kill what has lost its role for long; not while the broker is away."""
-        control = RedisControl(self.url, Keys())
+        """Kill what has been without its role for long, though roles could be taken.
+
+        Looks are counted, not seconds: leases end while this process is stopped, too.
+        """
+        self._looked_at = time.monotonic()
         try:
-            claims = control.claims()
+            control = RedisControl(self.url, Keys())
+            try:
+                control.check_writes()
+                claims = control.claims() if control.pipeline() else {}
+            finally:
+                control.close()
         except BrokerError:
-            self._held.clear()
+            claims = {}
+        if not claims:
+            self._without = {role: (pid, 0) for role, (pid, _) in self._without.items()}
             return
-        finally:
-            control.close()
-            now = self._roles_seen = time.monotonic()
+        host = socket.gethostname()
         for role, process in self._processes.items():
-            claim = claims.get(role)
-            if claim is not None:
-                self._held[role] = claim.facts.get("pid", 0), now
+            facts = claims[role].facts if role in claims else {}
+            if (facts.get("host"), facts.get("pid")) == (host, process.pid):
+                self._without[role] = process.pid, 0
                 continue
-            pid, seen = self._held.get(role, (0, now))
-            if pid == process.pid and now - seen > _HUNG_SECONDS and process.poll() is None:
+            pid, looks = self._without.get(role, (0, 0))
+            if pid != process.pid:
+                continue  # it has not had the role yet
+            self._without[role] = pid, looks + 1
+            most = _REPLACED_LOOKS if role in claims else _HUNG_LOOKS
+            if looks + 1 >= most and process.poll() is None:
+                del self._without[role]
                 self._say(f"{role} has lost its role and does not answer: it is killed")
                 process.kill()
 

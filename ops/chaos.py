@@ -311,7 +311,10 @@ def _hangs(pipeline: Pipeline, luck: random.Random) -> None:
     until = time.monotonic() + HANG_SECONDS
     with suppress(ChildProcessError):
         os.waitpid(pid, _WALL)
-        while os.waitpid(pid, _WALL | os.WNOHANG) == (0, 0) and time.monotonic() < until:
+        while time.monotonic() < until:
+            changed, status = os.waitpid(pid, _WALL | os.WNOHANG)
+            if changed and not os.WIFSTOPPED(status):
+                break
             time.sleep(0.2)
     ptrace(_DETACH, pid, None, None)
 
@@ -605,7 +608,7 @@ def _suffer(
     began = time.monotonic()
     try:
         FAULTS[name](pipeline, luck)
-    except (redis.RedisError, RuntimeError) as error:  # the broker's: of the fault before, perhaps
+    except (redis.RedisError, RuntimeError, OSError, subprocess.SubprocessError) as error:
         found.problems.append(f"{where}: the fault failed: {error}")
     pipeline.wait(jobs)
     takes = name in TAKES_DATA and not (name == "broker killed" and pipeline.persist)

@@ -152,9 +152,11 @@ def lock_pipeline() -> BinaryIO | None:
     lock = lock_file().open("wb")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         lock.close()
-        return None
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
     return lock
 
 

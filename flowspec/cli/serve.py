@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from flowspec.cli import notes
 from flowspec.cli.places import lock_pipeline, note_running, state_file
@@ -63,35 +62,20 @@ class _Service:
     def run(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._stop)
+        lock = _lock()
         try:
             with Screen(as_json=True).starting() as progress:
                 self._cluster.start(progress)
             self._is_serving = True
             settings = replace(self._settings, url=self._cluster.url)
-            with self._noted():
-                serve_http(settings, self._listening, self._must_end, self._say_ready)
+            if lock is not None:
+                note_running(self._cluster.url)
+            serve_http(settings, self._listening, self._must_end, self._say_ready)
             if not self._is_stopped:
                 raise ClusterError(self._said)
         finally:
             self._is_serving = True  # a second signal must not leave processes behind
             self._cluster.stop()
-
-    @contextlib.contextmanager
-    def _noted(self) -> Iterator[None]:
-        """Let `status`, `cancel` and others find the pipeline, unless they know another one."""
-        lock = None
-        try:
-            lock = lock_pipeline()
-            if lock is not None:
-                note_running(self._cluster.url)
-        except OSError as error:
-            notes.say(
-                f"other commands need --redis-url to find this pipeline: {error.filename}: "
-                f"{error.strerror}"
-            )
-        try:
-            yield
-        finally:
             if lock is not None:
                 state_file().unlink(missing_ok=True)
                 lock.close()
@@ -119,3 +103,18 @@ class _Service:
             f"chat page at {address}/\n"
         )
         sys.stdout.flush()
+
+
+def _lock() -> BinaryIO | None:
+    """The lock with which `status`, `cancel` and others find this pipeline.
+
+    None: they know another one, or, as a note says, none can be had.
+    """
+    try:
+        lock = lock_pipeline()
+    except OSError as error:
+        notes.say(f"other commands need --redis-url to find this pipeline: {error.strerror}")
+        return None
+    if lock is not None:
+        state_file().unlink(missing_ok=True)  # of a pipeline that was killed
+    return lock

@@ -58,9 +58,7 @@ def up(setup: Setup, url: str | None) -> None:
     }
     lock = lock_pipeline()
     if lock is None:
-        raise ClusterError(
-            "a pipeline is being started already by another `flowspec up`; wait until it serves"
-        )
+        raise ClusterError("a pipeline is being started already; wait until it serves")
     with lock:
         state_file().unlink(missing_ok=True)
         with log.open("wb") as output:
@@ -124,7 +122,8 @@ def down() -> None:
                 f"process {found.pid} does not stop; end it with `kill -9 {found.pid}`"
             )
         time.sleep(0.05)
-    state_file().unlink(missing_ok=True)
+    if running() is None:
+        state_file().unlink(missing_ok=True)
     sys.stderr.write("stopped\n")
 
 

@@ -247,11 +247,11 @@ def test_a_process_of_which_nothing_runs_any_more_is_killed_and_started_again(
     monkeypatch: pytest.MonkeyPatch, plain: dict[float, tuple[int, ...]]
 ) -> None:
     """A thread of it that keeps the interpreter's lock stops the others, its lease's among them."""
-    monkeypatch.setattr("flowspec.cluster._HUNG_SECONDS", 1.0)
+    monkeypatch.setattr("flowspec.cluster._HUNG_LOOKS", 2)
     monkeypatch.setattr("flowspec.cluster._ROLES_SECONDS", 0.2)
     said: list[str] = []
     with Cluster(Setup(*default_pair(), 2), say=said.append) as cluster:
-        until(lambda: "verify-1" in cluster._held)
+        until(lambda: "verify-1" in cluster._without)
         with Client(cluster.url) as client:
             job = begun(client, "flowspec", 0.0)
             before = cluster.pids["verify-1"]

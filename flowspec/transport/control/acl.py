@@ -3,8 +3,8 @@
 A script is no gate: the server checks its commands and keys against its caller's permissions. So a
 role may run the commands of the scripts that it calls, which are read from their texts, and only
 the scheduler loads scripts. A server checks each key of a script for reading and writing, so a
-stage may read what it may write: records of jobs and logs. What a job asks, its prompt too, is in
-keys that only the draft worker reads.
+stage may read what it may write: records of jobs, logs and recordings. What a job asks, its prompt
+too, is in keys that of the workers only the draft worker reads.
 """
 
 from __future__ import annotations
