@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from flowspec.plan.fit import gib
 from flowspec.rehearse.devices.setup import Emulation
 from flowspec.restarts import Restarts
 from flowspec.start.forks import StartedProcess, spawn, start
-from flowspec.transport.base import FREE, NEEDS
+from flowspec.transport.base import FREE, NEEDS, Claim
 from flowspec.transport.connections.server import PrivateBroker
 from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.ways import AUTO as AUTO_ROWS
@@ -228,14 +229,11 @@ class Cluster:
 
         A private broker's data have no other users: leases in them are of processes that are gone.
         """
-        control = RedisControl(self.url, Keys())
-        try:
+        with closing(RedisControl(self.url, Keys())) as control:
             if self._broker is not None:
                 for role, claim in control.claims().items():
                     control.release(role, claim.token)
             control.drop_pipeline()
-        finally:
-            control.close()
 
     def _spawn(self, role: str, module: str, *arguments: str) -> None:
         assert self._logs is not None
@@ -257,9 +255,8 @@ class Cluster:
         )
 
     def _wait_until_ready(self, progress: Progress) -> None:
-        control = RedisControl(self.url, Keys())
         deadline = time.monotonic() + READY_SECONDS
-        try:
+        with closing(RedisControl(self.url, Keys())) as control:
             while True:
                 self.check()
                 claims = control.claims() if control.pipeline() else {}
@@ -280,8 +277,6 @@ class Cluster:
                         f"{late} was not ready after {READY_SECONDS:g} s; {self._said(late)}"
                     )
                 time.sleep(0.05)
-        finally:
-            control.close()
 
     def _weigh(self, stages: Sequence[Mapping[str, Any]]) -> None:
         """Say once if stages on one device need more memory together than was free there."""
@@ -354,28 +349,24 @@ class Cluster:
         """
         self._looked_at = time.monotonic()
         try:
-            control = RedisControl(self.url, Keys())
-            try:
+            with closing(RedisControl(self.url, Keys())) as control:
                 control.check_writes()
                 claims = control.claims() if control.pipeline() else {}
-            finally:
-                control.close()
         except BrokerError:
             claims = {}
         if not claims:
             self._without = {role: (pid, 0) for role, (pid, _) in self._without.items()}
             return
-        host = socket.gethostname()
         for role, process in self._processes.items():
-            facts = claims[role].facts if role in claims else {}
-            if (facts.get("host"), facts.get("pid")) == (host, process.pid):
+            claim = claims.get(role)
+            if claim is not None and _is_of(claim, process.pid):
                 self._without[role] = process.pid, 0
                 continue
             pid, looks = self._without.get(role, (0, 0))
             if pid != process.pid:
                 continue  # it has not had the role yet
             self._without[role] = pid, looks + 1
-            most = _REPLACED_LOOKS if role in claims else _HUNG_LOOKS
+            most = _HUNG_LOOKS if claim is None else _REPLACED_LOOKS
             if looks + 1 >= most and process.poll() is None:
                 del self._without[role]
                 self._say(f"{role} has lost its role and does not answer: it is killed")
@@ -441,17 +432,14 @@ class Cluster:
 
         A worker that was started elsewhere may have it: that one serves as well.
         """
-        control = RedisControl(self._urls.get(role, self.url), Keys())
-        try:
+        with closing(RedisControl(self._urls.get(role, self.url), Keys())) as control:
             claim = control.claims().get(role)
             if claim is None:
                 return True
-            if (claim.facts.get("host"), claim.facts.get("pid")) != (socket.gethostname(), pid):
+            if not _is_of(claim, pid):
                 return False
             control.release(role, claim.token)
             return True
-        finally:
-            control.close()
 
     @property
     def alive(self) -> bool:
@@ -514,3 +502,8 @@ class Cluster:
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
+
+
+def _is_of(claim: Claim, pid: int) -> bool:
+    """Whether the process ``pid`` of this machine has the lease."""
+    return (claim.facts.get("host"), claim.facts.get("pid")) == (socket.gethostname(), pid)

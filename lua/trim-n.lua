@@ -1,6 +1,7 @@
 -- trim: remove what a worker has read from its log, and note how much of each run that is, so that it has room
--- again; or from another of its streams, of which there is no more to note. The counts are of all entries so far: a repeated call
--- changes nothing. Ended runs get no state again. A worker that was replaced removes nothing: its successor reads on.
+-- again; or from another of its streams, of which there is no more to note. The counts are of all entries so far: a
+-- repeated call changes nothing. Ended runs get no state again. A worker that was replaced removes nothing: its
+-- successor reads on.
 --
 -- KEYS[1]   log, rows, or submissions
 -- KEYS[2]   generations

@@ -63,7 +63,10 @@ ENDS_SECONDS = 150.0
 #: Longer than a loop may hang.
 HANG_SECONDS = 75.0
 #: Requests of ptrace(2), and the flag with which its user waits for a thread.
-_SEIZE, _INTERRUPT, _DETACH, _WALL = 0x4206, 0x4207, 17, 0x40000000
+_SEIZE = 0x4206
+_INTERRUPT = 0x4207
+_DETACH = 17
+_WALL = 0x40000000
 #: No number in any type of rows.
 _NAN = b"\xff" * 8
 #: Until a pipeline is ready, and gone.

@@ -146,7 +146,8 @@ def lock_file() -> Path:
 def lock_pipeline() -> BinaryIO | None:
     """The lock file, locked for as long as this process or one that inherits it keeps it open.
 
-    None: another pipeline has it. OSError if there can be none.
+    Nothing is recorded then of a pipeline that was killed. None: another one has the lock. OSError
+    if there can be none.
     """
     lock_file().parent.mkdir(parents=True, exist_ok=True)
     lock = lock_file().open("wb")
@@ -157,6 +158,7 @@ def lock_pipeline() -> BinaryIO | None:
         if isinstance(error, BlockingIOError):
             return None
         raise
+    state_file().unlink(missing_ok=True)
     return lock
 
 

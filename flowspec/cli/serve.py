@@ -111,10 +111,7 @@ def _lock() -> BinaryIO | None:
     None: they know another one, or, as a note says, none can be had.
     """
     try:
-        lock = lock_pipeline()
+        return lock_pipeline()
     except OSError as error:
         notes.say(f"other commands need --redis-url to find this pipeline: {error.strerror}")
         return None
-    if lock is not None:
-        state_file().unlink(missing_ok=True)  # of a pipeline that was killed
-    return lock

@@ -52,26 +52,23 @@ def up(setup: Setup, url: str | None) -> None:
     setup.check()
     kept = ["--persist", str(setup.persist.resolve())] if setup.persist is not None else []
     log = state_file().with_suffix(".log")
-    log.parent.mkdir(parents=True, exist_ok=True)
     surroundings = {
         name: value for name, value in os.environ.items() if name != "FLOWSPEC_REDIS_URL"
     }
     lock = lock_pipeline()
     if lock is None:
         raise ClusterError("a pipeline is being started already; wait until it serves")
-    with lock:
-        state_file().unlink(missing_ok=True)
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "flowspec.cli.service", *setup.arguments, *kept],
-                # The URL may contain a password, so it must not be an argument that `ps` shows.
-                env=surroundings | ({"FLOWSPEC_REDIS_URL": url} if url else {}),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(lock.fileno(),),
-                start_new_session=True,
-            )
+    with lock, log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flowspec.cli.service", *setup.arguments, *kept],
+            # The URL may contain a password, so it must not be an argument that `ps` shows.
+            env=surroundings | ({"FLOWSPEC_REDIS_URL": url} if url else {}),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=(lock.fileno(),),
+            start_new_session=True,
+        )
     try:
         _wait_until_up(process, log)
     except BaseException:

@@ -76,6 +76,11 @@ def test_a_broken_chat_template_is_refused(tmp_path: Path, place: str, text: str
     assert "\n" not in str(refused.value)
 
 
+def test_a_template_that_is_nested_without_end_is_left_to_whoever_runs_it(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}")
+    assert formats.of_template(tmp_path) is None
+
+
 def test_tags_of_the_library_are_no_fault_of_a_template(tmp_path: Path) -> None:
     text = "{% generation %}{{ x }}{% endgeneration %}{% for a in b %}{% break %}{% endfor %}"
     (tmp_path / "chat_template.jinja").write_text(text)

@@ -8,10 +8,11 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
-from jinja2 import Environment, TemplateError, TemplateSyntaxError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
 
 from flowspec.errors import JobError
 from flowspec.model.weights.directory import ModelDirectory
+from flowspec.model.weights.formats import parsed_template, template_file
 
 #: Most characters that a chat template may make of a conversation.
 MAX_TEMPLATED = 4 << 20
@@ -29,7 +30,7 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Any, directory: ModelDirectory, bounds: Bounds) -> None:
         self._tokenizer = tokenizer
-        self._file = _file(directory)
+        self._file = template_file(directory.path)
         self._bounds = bounds
 
     @property
@@ -105,7 +106,7 @@ class ChatTemplate:
         text = templates.get("default", "") if isinstance(templates, dict) else templates
         try:
             with self._bounds():
-                parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
+                parsed = parsed_template(text)
         except (TemplateSyntaxError, RecursionError):  # tags of the library's own are not Jinja's
             return ""
         names = {one.name for one in parsed.find_all(nodes.Name) if one.ctx == "load"}
@@ -120,14 +121,6 @@ class ChatTemplate:
                 said, tokenize=False, add_generation_prompt=asked
             )
         return str(text)
-
-
-def _file(directory: ModelDirectory) -> str:
-    """Where the chat template is, as the library looks for it."""
-    if directory.has("chat_template.jinja"):
-        return "chat_template.jinja"
-    folder = "additional_chat_templates"
-    return folder if (directory.path / folder).is_dir() else "tokenizer_config.json"
 
 
 def _what(error: Exception) -> str:

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, TemplateSyntaxError
+if TYPE_CHECKING:
+    from jinja2 import nodes
 
 #: ``quant_method`` of checkpoints that are read as they are.
 _READ = ("mxfp4",)
@@ -120,31 +121,44 @@ def library_types() -> frozenset[str]:
 
 
 def of_template(folder: Path) -> Unreadable | None:
-    """What is wrong with the grammar of a chat template; None: nothing, or there is none.
+    """What is wrong with the grammar of a chat template.
 
-    A tag that is not known here may be one of the library's.
+    None: nothing, or nothing that can be told without the library, which has tags of its own.
     """
-    name = "chat_template.jinja"
-    if (folder / name).is_file():
-        text: object = (folder / name).read_text(encoding="utf-8", errors="replace")
-    elif (folder / (name := "tokenizer_config.json")).is_file():
-        try:
-            text = json.loads((folder / name).read_bytes()).get("chat_template")
-        except (ValueError, AttributeError, RecursionError):
-            return None  # who reads the tokenizer says so
-    else:
-        return None
+    from jinja2 import TemplateSyntaxError
+
+    file = folder / template_file(folder)
     try:
+        text = file.read_text(encoding="utf-8")
+        if file.suffix == ".json":
+            text = json.loads(text).get("chat_template")
         if isinstance(text, str):
-            Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
+            parsed_template(text)
     except TemplateSyntaxError as error:
         if "unknown tag" not in str(error):
             return Unreadable(
-                f"the chat template in {folder / name} is broken, in line {error.lineno}: "
+                f"the chat template in {file} is broken, in line {error.lineno}: "
                 f"{' '.join(str(error.message).split())}",
                 "correct it, or take it out to send prompts as they are",
             )
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None  # whoever runs it, or reads the tokenizer, says so
     return None
+
+
+def template_file(folder: Path) -> str:
+    """Where the chat template is, as the library looks for it."""
+    if (folder / "chat_template.jinja").is_file():
+        return "chat_template.jinja"
+    name = "additional_chat_templates"
+    return name if (folder / name).is_dir() else "tokenizer_config.json"
+
+
+def parsed_template(text: str) -> nodes.Template:
+    """A chat template; TemplateSyntaxError, also at tags of the library's own, RecursionError."""
+    from jinja2 import Environment  # most commands open models and parse no template
+
+    return Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
 
 
 def of_config(folder: Path, config: Mapping[str, Any]) -> Unreadable | None:
