@@ -229,21 +229,27 @@ def test_a_user_can_turn_it_off(family: Family, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_layers_that_are_watched_are_run_by_the_library(family: Family, dtype: str) -> None:
-    block = block_of(family("llama"), dtype)
-    path = block.lean
-    plain = passes(block, path)
-    seen: list[tuple[int, ...]] = []
-
-    def note(module: torch.nn.Module, args: tuple[torch.Tensor, ...], named: object) -> None:
-        seen.append(tuple(args[0].shape))
-
-    block.body.layers[1].register_forward_pre_hook(note, with_kwargs=True)
-    block.body.norm.register_forward_pre_hook(note, with_kwargs=True)
-    watched = passes(block, path)
-    assert all(torch.equal(*pair) for pair in zip(plain, watched, strict=True))
+def test_taps_read_the_rows_that_the_librarys_layers_get(
+    family: Family, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: dict[str, list[torch.Tensor]] = {}
+    for way in ("lean", "library"):
+        monkeypatch.setenv(lean.VARIABLE, way)
+        block = block_of(family("llama"), dtype)
+        path = block.lean
+        assert (path is None) == (way == "library")
+        plain = passes(block, path)
+        rows = read[way] = []
+        for layer in (1, block.config.num_hidden_layers):
+            block.tap(layer, lambda entering, rows=rows: rows.append(entering.clone()))
+        tapped = passes(block, path)
+        assert all(torch.equal(*pair) for pair in zip(plain, tapped, strict=True))
     hidden = block.config.hidden_size
-    assert seen == [(1, count, hidden) for count in (7, 7, 4, 4, 1, 1)]
+    assert [tuple(rows.shape) for rows in read["lean"]] == [
+        (count, hidden) for count in (7, 7, 4, 4, 1, 1)
+    ]
+    if dtype == "float32":
+        assert all(torch.equal(*pair) for pair in zip(*read.values(), strict=True))
 
 
 def test_rows_from_another_stage_take_it_too(family: Family) -> None:

@@ -8,7 +8,8 @@ storage of keys and values (``kv``) differ.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -237,6 +238,23 @@ class LayerBlock(torch.nn.Module):
             ).last_hidden_state[0]
         self.seconds += time.thread_time() - began
         return list(torch.split(hidden, counts))
+
+    def tap(self, layer: int, reader: Callable[[torch.Tensor], None]) -> None:
+        """Call ``reader`` in every pass with the rows into the block's layer of this number.
+
+        They are ``[rows, hidden]``. The number after the last layer's stands for the final norm.
+        """
+        if self.lean is not None:
+            self.lean.readers[layer] = reader
+            return
+
+        def read(module: torch.nn.Module, args: Sequence[Any], named: dict[str, Any]) -> None:
+            entering = args[0] if args else named["hidden_states"]
+            reader(entering[0])
+
+        layers = self.body.layers
+        module = layers[layer] if layer < len(layers) else self.body.norm
+        module.register_forward_pre_hook(read, with_kwargs=True)
 
     def _given(self, part: Part, rows: RowArray | None) -> torch.Tensor:
         """The part's tokens, or its rows into the first layer, ``[rows, hidden]``.

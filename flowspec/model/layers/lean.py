@@ -3,10 +3,10 @@
 A small model's pass is mostly the library's own Python: module calls, views, a dozen small
 operations for a norm and a rotation. Here a layer is the operations alone. Only families whose
 layer is norm, attention, norm, gated feed-forward part, each with a residual sum, have this path.
-It is used only where a test at start shows it equal to the library's layers; a layer that others
-watch by hooks is run by the library. Where all products of the layers are in C, the layers are, in
-one call, and the norms and activations of the library's layers become those of C. The attention
-in C sums in another order in float64, so a tie of the rounding may fall otherwise.
+It is used only where a test at start shows it equal to the library's layers. Where all products of
+the layers are in C, the layers are, in one call, and the norms and activations of the library's
+layers become those of C. The attention in C sums in another order in float64, so a tie of the
+rounding may fall otherwise.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from flowspec.model.layers.linear import KernelLinear
 from flowspec.model.rows.attention import EXACT, EXACT_DEVICES, weighted
 from flowspec.model.rows.kv import Slots
 from flowspec.model.rows.paged import RowCache
-from flowspec.model.rows.ragged import for_layers
 
 #: The environment variable with which a user turns the short path off, and its values.
 VARIABLE = "FLOWSPEC_LAYERS"
@@ -139,16 +138,18 @@ class LeanLayers:
     """All layers of ``body``, a decoder of the library's.
 
     ``head``: rows after the final norm to logits, ``[rows, vocabulary]``; None: the block has no
-    head, or one that does more than a product.
+    head, or one that does more than a product. ``readers``: what is called with the rows into a
+    layer, by its number here; the number after the last is the final norm's.
     """
 
     def __init__(self, body: Any, head: Rows | None = None, *, compiled: bool = True) -> None:
         self.head = head
-        self._body = body
+        self.readers: dict[int, Callable[[torch.Tensor], None]] = {}
         self._compiled = compiled_layers(body) if compiled else None
         self._layers: list[LeanLayer] = []
         if self._compiled is None:
             self._layers = [LeanLayer(layer, compiled) for layer in body.layers]
+        self._count = len(body.layers)
         self._norm: Rows = norm_of(body.norm)
         self._turns = Turns(body.rotary_emb)
         self.name = LEAN if self._compiled is None else COMPILED
@@ -175,20 +176,13 @@ class LeanLayers:
         if count == 1 and self._pairs:
             hidden = hidden.expand(2, -1).contiguous()
         slots = [cache.slots(own) for cache, own in zip(caches, counts, strict=True)]
-        layers = self._body.layers
-        by_library = [at for at, layer in enumerate(layers) if _is_watched(layer)]
-        watched: dict[str, Any] = {}
-        if by_library:
-            watched = self._for_library(embedded, positions, counts, masks, caches)
         begin = 0
-        for at in (*by_library, len(layers)):
+        for at in sorted({*self.readers, self._count}):
             if begin < at:
                 hidden = self._run(hidden, range(begin, at), turn, slots, masks)
-            if at < len(layers):
-                hidden = layers[at](hidden[None, :count], **watched)[0]
-            begin = at + 1
-        if _is_watched(self._body.norm):
-            return torch.as_tensor(self._body.norm(hidden[None, :count])[0])
+            if at in self.readers:
+                self.readers[at](hidden[:count])
+            begin = at
         return self._norm(hidden)[:count]
 
     def _run(
@@ -207,23 +201,6 @@ class LeanLayers:
         for at in layers:
             hidden = self._layers[at].run(hidden, [own[at] for own in by_job], turn, biases)
         return hidden
-
-    def _for_library(
-        self,
-        rows: torch.Tensor,
-        positions: Sequence[int],
-        counts: Sequence[int],
-        masks: Sequence[torch.Tensor],
-        caches: Sequence[RowCache],
-    ) -> dict[str, Any]:
-        """What the library's own layers are given beside the rows."""
-        places = torch.tensor([positions], device=rows.device)
-        return {
-            "position_embeddings": self._body.rotary_emb(rows, position_ids=places),
-            "position_ids": places,
-            "use_cache": True,
-            **for_layers(caches, counts, masks),
-        }
 
 
 class Turns:
@@ -437,8 +414,3 @@ def _equal(block: Any, lean: LeanLayers) -> bool:
         if not torch.equal(*found):
             return False
     return bool(torch.equal(*(cache.storage[..., :begin, :] for cache in caches)))
-
-
-def _is_watched(module: torch.nn.Module) -> bool:
-    """Whether hooks read what comes in. torch has no public way to ask."""
-    return bool(module._forward_pre_hooks)

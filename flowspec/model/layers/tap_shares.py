@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import torch
 
@@ -43,10 +43,7 @@ class TapShares:
                     f"layer {layer} is tapped, and the drafter {taps.drafter} is not here"
                 )
             linear = _term(drafter, taps, taps.layers.index(layer), block)
-            reader = (
-                block.body.norm if layer == layers.stop else block.body.layers[layer - layers.start]
-            )
-            reader.register_forward_pre_hook(self._adding(linear), with_kwargs=True)
+            block.tap(layer - layers.start, partial(self._add, linear))
 
     @torch.inference_mode()
     def run(
@@ -95,13 +92,9 @@ class TapShares:
         left = to_array(hidden)
         return beside(left, to_array(sums)) if self._leaves else left
 
-    def _adding(self, linear: KernelLinear) -> Any:
-        def add(module: torch.nn.Module, args: Sequence[Any], named: dict[str, Any]) -> None:
-            if self._sums is not None:
-                entering = args[0] if args else named["hidden_states"]
-                self._sums += linear(entering[0].float())
-
-        return add
+    def _add(self, linear: KernelLinear, entering: torch.Tensor) -> None:
+        if self._sums is not None:
+            self._sums += linear(entering.float())
 
 
 class _Columns:
