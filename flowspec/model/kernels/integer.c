@@ -12,7 +12,8 @@ enum {
     GROUP = 64,     /* weights of four bits that are read at once */
     LANES = 8,      /* numbers of 32 bits in a vector */
     TILE = 4,       /* rows that share what is read of the weights */
-    SHARE = 8,      /* outputs for which a tile of rows stays in the nearest cache */
+    PAIR = 2,       /* outputs that share what is read of a row */
+    SHARE = LANES,  /* outputs for which a tile of rows stays in the nearest cache */
     LARGEST = 32767,
     WORTH = 1 << 16 /* products of numbers from which on threads save time */
 };
@@ -47,71 +48,132 @@ INLINE void quantise(const void *row, int half, long inputs, int16_t *codes, flo
     }
 }
 
-INLINE float total(__m256 lanes) {
-    __m128 four = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps(lanes, 1));
-    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-}
+/* 32 weights of an output, as 16 codes each. */
+typedef struct {
+    __m256i first, second;
+} Weights;
 
-/* The products of 32 weights, in two vectors, with a row's codes, added in pairs of pairs. */
-INLINE __m256i products(__m256i first, __m256i second, const int16_t *codes) {
-    const __m256i *row = (const __m256i *)codes;
-    return _mm256_add_epi32(_mm256_madd_epi16(first, _mm256_loadu_si256(row)),
-                            _mm256_madd_epi16(second, _mm256_loadu_si256(row + 1)));
-}
-
-/* One output of `count` rows by four bits. A word has the codes of four inputs, 16 apart. `lows`:
-   what the code 0 stands for. */
-INLINE void four_bits(const int count, const void *weights, const float *scales, const float *lows,
-                      long inputs, long padded, Rows rows, float *found) {
-    const __m256i mask = _mm256_set1_epi16(15);
-    __m256 sums[TILE], others[TILE]; /* of every other block, so that neither waits long */
-    UNROLL for (int r = 0; r < count; r++) sums[r] = others[r] = _mm256_setzero_ps();
-    for (long i = 0; i < inputs; i += GROUP) {
-        __m256i words = _mm256_loadu_si256((const __m256i *)weights + i / GROUP);
-        __m256i first = _mm256_and_si256(words, mask);
-        __m256i second = _mm256_and_si256(_mm256_srli_epi16(words, 4), mask);
-        __m256i third = _mm256_and_si256(_mm256_srli_epi16(words, 8), mask);
-        __m256i fourth = _mm256_srli_epi16(words, 12);
-        __m256 scale = _mm256_broadcast_ss(scales + i / BLOCK);
-        __m256 next = _mm256_broadcast_ss(scales + i / BLOCK + 1);
-        UNROLL for (int r = 0; r < count; r++) {
-            const int16_t *row = rows.codes + r * inputs + i;
-            const float *own = rows.scales + r * padded + i / BLOCK;
-            __m256 low = _mm256_cvtepi32_ps(products(first, second, row));
-            __m256 high = _mm256_cvtepi32_ps(products(third, fourth, row + BLOCK));
-            __m256 steps = _mm256_mul_ps(scale, _mm256_broadcast_ss(own));
-            __m256 more = _mm256_mul_ps(next, _mm256_broadcast_ss(own + 1));
-            sums[r] = _mm256_fmadd_ps(steps, low, sums[r]);
-            others[r] = _mm256_fmadd_ps(more, high, others[r]);
+/* Add the products of a block of PAIR outputs' weights with the block at `at` of `count` rows: exact
+   sums of pairs of pairs, times `steps`, [count, padded] of each output. */
+INLINE void add(const int count, const Weights weights[PAIR], const float *const steps[PAIR],
+                long at, long inputs, long padded, Rows rows, __m256 sums[PAIR][TILE]) {
+    UNROLL for (int r = 0; r < count; r++) {
+        const __m256i *row = (const __m256i *)(rows.codes + r * inputs + at);
+        __m256i low = _mm256_loadu_si256(row), high = _mm256_loadu_si256(row + 1);
+        UNROLL for (int o = 0; o < PAIR; o++) {
+            __m256i exact = _mm256_add_epi32(_mm256_madd_epi16(weights[o].first, low),
+                                             _mm256_madd_epi16(weights[o].second, high));
+            __m256 step = _mm256_broadcast_ss(steps[o] + r * padded + at / BLOCK);
+            sums[o][r] = _mm256_fmadd_ps(step, _mm256_cvtepi32_ps(exact), sums[o][r]);
         }
+    }
+}
+
+/* LANES parts of PAIR outputs of `count` rows by four bits. A word has the codes of four inputs, 16
+   apart. */
+INLINE void four_bits(const int count, const char *const weights[PAIR],
+                      const float *const steps[PAIR], long inputs, long padded, Rows rows,
+                      __m256 found[PAIR][TILE]) {
+    __m256 sums[PAIR][TILE];
+    UNROLL for (int r = 0; r < count; r++) sums[0][r] = sums[1][r] = _mm256_setzero_ps();
+    const __m256i mask = _mm256_set1_epi16(15);
+    for (long i = 0; i < inputs; i += GROUP) {
+        __m256i words[PAIR];
+        Weights near[PAIR], far[PAIR];
+        UNROLL for (int o = 0; o < PAIR; o++) {
+            words[o] = _mm256_loadu_si256((const __m256i *)weights[o] + i / GROUP);
+            near[o].first = _mm256_and_si256(words[o], mask);
+            near[o].second = _mm256_and_si256(_mm256_srli_epi16(words[o], 4), mask);
+        }
+        add(count, near, steps, i, inputs, padded, rows, sums);
+        UNROLL for (int o = 0; o < PAIR; o++) {
+            far[o].first = _mm256_and_si256(_mm256_srli_epi16(words[o], 8), mask);
+            far[o].second = _mm256_srli_epi16(words[o], 12);
+        }
+        add(count, far, steps, i + BLOCK, inputs, padded, rows, sums);
     }
     UNROLL for (int r = 0; r < count; r++) {
-        for (long b = 0; b < padded; b += LANES)
-            sums[r] = _mm256_fmadd_ps(_mm256_loadu_ps(lows + b),
-                                      _mm256_loadu_ps(rows.sums + r * padded + b), sums[r]);
-        found[r] = total(_mm256_add_ps(sums[r], others[r]));
+        found[0][r] = sums[0][r];
+        found[1][r] = sums[1][r];
     }
 }
 
-/* One output of `count` rows by eight bits. `scales`: one, or one for each block. */
-INLINE void eight_bits(const int count, const int blocked, const int8_t *weights,
-                       const float *scales, long inputs, long padded, Rows rows, float *found) {
-    __m256 sums[TILE];
-    UNROLL for (int r = 0; r < count; r++) sums[r] = _mm256_setzero_ps();
+/* As above, by eight bits. */
+INLINE void eight_bits(const int count, const char *const weights[PAIR],
+                       const float *const steps[PAIR], long inputs, long padded, Rows rows,
+                       __m256 found[PAIR][TILE]) {
+    __m256 sums[PAIR][TILE];
+    UNROLL for (int r = 0; r < count; r++) sums[0][r] = sums[1][r] = _mm256_setzero_ps();
     for (long i = 0; i < inputs; i += BLOCK) {
-        const __m128i *bytes = (const __m128i *)(weights + i);
-        __m256i first = _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes));
-        __m256i second = _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes + 1));
-        __m256 scale = _mm256_broadcast_ss(scales + (blocked ? i / BLOCK : 0));
-        UNROLL for (int r = 0; r < count; r++) {
-            __m256i exact = products(first, second, rows.codes + r * inputs + i);
-            __m256 steps = _mm256_broadcast_ss(rows.scales + r * padded + i / BLOCK);
-            if (blocked) steps = _mm256_mul_ps(scale, steps);
-            sums[r] = _mm256_fmadd_ps(steps, _mm256_cvtepi32_ps(exact), sums[r]);
+        Weights own[PAIR];
+        UNROLL for (int o = 0; o < PAIR; o++) {
+            const __m128i *bytes = (const __m128i *)(weights[o] + i);
+            own[o].first = _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes));
+            own[o].second = _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes + 1));
         }
+        add(count, own, steps, i, inputs, padded, rows, sums);
     }
-    UNROLL for (int r = 0; r < count; r++) found[r] = total(sums[r]) * (blocked ? 1 : *scales);
+    UNROLL for (int r = 0; r < count; r++) {
+        found[0][r] = sums[0][r];
+        found[1][r] = sums[1][r];
+    }
+}
+
+/* The sum of the lanes of each of SHARE vectors, TILE apart. */
+INLINE __m256 totals(const __m256 *parts) {
+    __m256 first = _mm256_hadd_ps(_mm256_hadd_ps(parts[0], parts[TILE]),
+                                  _mm256_hadd_ps(parts[2 * TILE], parts[3 * TILE]));
+    __m256 second = _mm256_hadd_ps(_mm256_hadd_ps(parts[4 * TILE], parts[5 * TILE]),
+                                   _mm256_hadd_ps(parts[6 * TILE], parts[7 * TILE]));
+    return _mm256_add_ps(_mm256_permute2f128_ps(first, second, 0x20),
+                         _mm256_permute2f128_ps(first, second, 0x31));
+}
+
+/* Scales of SHARE outputs, and of four bits what the code 0 stands for. */
+typedef struct {
+    const float *steps; /* [SHARE, padded]: of each block */
+    const float *lows;  /* [blocks, SHARE] */
+    const float *whole; /* [SHARE]: of all blocks */
+} Scales;
+
+/* SHARE outputs, or the `many` that are left, of `count` rows. */
+INLINE void tile(const int bits, const int blocked, const int count, const char *weights,
+                 Scales scales, long many, long inputs, long padded, Rows rows, int half,
+                 char *found, long apart) {
+    __m256 parts[SHARE][TILE], lows[TILE];
+    float joint[PAIR][TILE * padded]; /* what a unit of each block's sum is worth */
+    for (long begin = 0; begin < many; begin += PAIR) {
+        const char *own[PAIR];
+        const float *steps[PAIR];
+        UNROLL for (int o = 0; o < PAIR; o++) {
+            long output = begin + o < many ? begin + o : begin; /* of an odd number the last twice */
+            own[o] = weights + output * inputs * bits / 8;
+            steps[o] = blocked ? joint[o] : rows.scales;
+            for (long b = 0; blocked && b < padded; b += LANES) {
+                __m256 scale = _mm256_loadu_ps(scales.steps + output * padded + b);
+                UNROLL for (int r = 0; r < count; r++) {
+                    __m256 row = _mm256_loadu_ps(rows.scales + r * padded + b);
+                    _mm256_storeu_ps(joint[o] + r * padded + b, _mm256_mul_ps(scale, row));
+                }
+            }
+        }
+        if (bits == 4) four_bits(count, own, steps, inputs, padded, rows, parts + begin);
+        else eight_bits(count, own, steps, inputs, padded, rows, parts + begin);
+    }
+    UNROLL for (int r = 0; r < count; r++) lows[r] = _mm256_setzero_ps();
+    for (long b = 0; bits == 4 && b < inputs / BLOCK; b++) {
+        __m256 low = _mm256_loadu_ps(scales.lows + b * SHARE);
+        UNROLL for (int r = 0; r < count; r++)
+            lows[r] = _mm256_fmadd_ps(low, _mm256_broadcast_ss(rows.sums + r * padded + b), lows[r]);
+    }
+    UNROLL for (int r = 0; r < count; r++, found += apart * (half ? 2 : 4)) {
+        __m256 all = totals(&parts[0][r]);
+        if (bits == 4) all = _mm256_add_ps(all, lows[r]);
+        if (!blocked) all = _mm256_mul_ps(all, _mm256_loadu_ps(scales.whole));
+        float values[SHARE];
+        _mm256_storeu_ps(values, all);
+        for (long o = 0; o < many; o++) put(found, half, o, values[o]);
+    }
 }
 
 /* `found`, [count, outputs] and `apart` numbers from row to row, of `rows`, [count, inputs], both
@@ -136,44 +198,39 @@ int multiply(int bits, int blocked, const void *weights, const void *scales, lon
     }
 #pragma omp parallel num_threads(threads) if (!failed && outputs * inputs * count > WORTH)
     {
-        long room = bits == 4 ? padded : 1;
-        float steps[SHARE][room], lows[SHARE][room];
+        float steps[SHARE * padded], lows[blocks * SHARE], whole[SHARE] = {0};
         memset(steps, 0, sizeof steps);
         memset(lows, 0, sizeof lows);
+        Scales own = {steps, lows, whole};
 #pragma omp for
         for (long begin = 0; begin < (failed ? 0 : outputs); begin += SHARE) {
-            long end = outputs - begin < SHARE ? outputs : begin + SHARE;
-            for (long o = begin; bits == 4 && o < end; o++) {
-                const uint16_t *pairs = (const uint16_t *)scales + o * 2 * blocks;
-                for (long b = 0; b < blocks; b++) {
-                    float step = number(pairs, 1, b);
-                    steps[o - begin][b] = step;
-                    lows[o - begin][b] = number(pairs + blocks, 1, b) - 8 * step;
+            long many = outputs - begin < SHARE ? outputs - begin : SHARE;
+            for (long o = 0; o < many; o++) {
+                const uint16_t *pairs = (const uint16_t *)scales + (begin + o) * 2 * blocks;
+                const float *of = (const float *)scales + (begin + o) * (blocked ? blocks : 1);
+                for (long b = 0; bits == 4 && b < blocks; b++) {
+                    float step = steps[o * padded + b] = number(pairs, 1, b);
+                    lows[b * SHARE + o] = number(pairs + blocks, 1, b) - 8 * step;
                 }
+                if (bits == 8 && blocked) memcpy(steps + o * padded, of, blocks * sizeof(float));
+                if (bits == 8 && !blocked) whole[o] = *of;
             }
-            for (long first = 0, many; first < count; first += many) {
+            for (long first = 0; first < count; first += TILE) {
                 Rows part = {held.codes + first * inputs, held.scales + first * padded,
                              held.sums + first * padded};
-                many = count - first < TILE ? count - first : TILE;
-                for (long o = begin; o < end; o++) {
-                    const int8_t *own = (const int8_t *)weights + o * inputs * bits / 8;
-                    const float *of = (const float *)scales + (bits == 4 ? 0 : blocked ? o * blocks : o);
-                    float values[TILE];
-#define PRODUCTS(MANY)                                                                       \
-    bits == 4 ? four_bits(MANY, own, steps[o - begin], lows[o - begin], inputs, padded,      \
-                          part, values)                                                      \
-    : blocked                                                                                \
-        ? eight_bits(MANY, 1, own, of, inputs, padded, part, values)                         \
-        : eight_bits(MANY, 0, own, of, inputs, padded, part, values)
-                    switch (many) {
-                    case 1: PRODUCTS(1); break;
-                    case 2: PRODUCTS(2); break;
-                    case 3: PRODUCTS(3); break;
-                    default: PRODUCTS(TILE);
-                    }
-                    for (long r = 0; r < many; r++)
-                        put((char *)found + (first + r) * apart * (half ? 2 : 4), half, o,
-                            values[r]);
+                const char *from = (const char *)weights + begin * inputs * bits / 8;
+                char *to = (char *)found + (first * apart + begin) * (half ? 2 : 4);
+#define BY(BITS, BLOCKED, COUNT) \
+    tile(BITS, BLOCKED, COUNT, from, own, many, inputs, padded, part, half, to, apart)
+#define PRODUCTS(COUNT)                      \
+    if (bits == 4) BY(4, 1, COUNT);          \
+    else if (blocked) BY(8, 1, COUNT);       \
+    else BY(8, 0, COUNT)
+                switch (count - first) {
+                case 1: PRODUCTS(1); break;
+                case 2: PRODUCTS(2); break;
+                case 3: PRODUCTS(3); break;
+                default: PRODUCTS(TILE);
                 }
             }
         }
