@@ -13,7 +13,7 @@ from flowspec.core.protocol.work import Draft, DraftDone, Part
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.tree.live_rows import LiveRows
-from flowspec.model.drafters.eagle import EagleDrafter
+from flowspec.model.drafters.eagle import EagleDrafter, FeatureHead
 
 RUN = RunKey("j", 1)
 #: Tokens of the families' models.
@@ -122,3 +122,22 @@ def feed(bench: Bench, rng: np.random.Generator, nodes: Sequence[int]) -> None:
         if rng.random() < 0.4:
             bench.learn(int(rng.choice(nodes[:count])))
         nodes = nodes[count:]
+
+
+@torch.inference_mode()
+def predictions(head: FeatureHead, rows: torch.dtype) -> list[torch.Tensor]:
+    """Features of a prompt, a lone row and a level of siblings below it, and the kept rows."""
+    source = torch.Generator().manual_seed(5)
+    cache = head.new_cache(16, rows)
+    cache.storage.zero_()
+    found = []
+    begin = 0
+    for count in (6, 1, 5):
+        given = torch.randn((2, count, head.config.hidden_size), generator=source).to(rows)
+        mask = torch.zeros((count, begin + count), dtype=torch.bool)
+        mask[:, : begin + 1] = True
+        mask[:, begin:] |= torch.eye(count, dtype=torch.bool)
+        cache.carry_out(None, begin)
+        found.append(head.run(*given, [mask], [begin] * count, [cache]))
+        begin += count
+    return [*found, cache.storage]

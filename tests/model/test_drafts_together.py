@@ -180,7 +180,7 @@ def check_that_jobs_cannot_tell(
 def test_drafts_of_several_jobs_are_those_of_each_alone(
     family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, layers: str
 ) -> None:
-    if layers == "library" and source in ("ngram", "gemma2", "eagle3", "block", "slm:head"):
+    if layers == "library" and source in ("ngram", "gemma2", "block", "slm:head"):
         pytest.skip("it has no short path, or a part of it is tried alone")
     monkeypatch.setenv("FLOWSPEC_LAYERS", layers)
     target = with_tokenizer(family("llama"), tmp_path / "target")

@@ -29,7 +29,7 @@ from flowspec.model.weights.directory import ModelDirectory, layer_ranges, open_
 from flowspec.rehearse.simulator import Simulation
 from flowspec.strategies import build
 from tests.marks import crossed
-from tests.model.heads import RUN, VOCABULARY, Bench, feed, random_tree
+from tests.model.heads import RUN, VOCABULARY, Bench, feed, predictions, random_tree
 from tests.precisions import FOUR_BITS
 
 Family = Callable[..., ModelDirectory]
@@ -141,25 +141,6 @@ def test_true_features_give_the_plain_causal_pass(
     bench.learn(*range(12))
     bench.check(range(7), ())
     bench.check(range(7, 11), [11])
-
-
-@torch.inference_mode()
-def predictions(head: EagleHead, rows: torch.dtype) -> list[torch.Tensor]:
-    """Features of a prompt, a lone row and a level of siblings below it, and the kept rows."""
-    source = torch.Generator().manual_seed(5)
-    cache = head.new_cache(16, rows)
-    cache.storage.zero_()
-    found = []
-    begin = 0
-    for count in (6, 1, 5):
-        given = torch.randn((2, count, HIDDEN), generator=source).to(rows)
-        mask = torch.zeros((count, begin + count), dtype=torch.bool)
-        mask[:, : begin + 1] = True
-        mask[:, begin:] |= torch.eye(count, dtype=torch.bool)
-        cache.carry_out(None, begin)
-        found.append(head.run(*given, [mask], [begin] * count, [cache]))
-        begin += count
-    return [*found, cache.storage]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

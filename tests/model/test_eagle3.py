@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from flowspec.errors import ModelError
 from flowspec.model.drafters.draft_vocabulary import DraftVocabulary
 from flowspec.model.drafters.eagle3 import load_eagle3
 from flowspec.model.drafters.sources import check_sources, load_sources, taps_of, target_needs
+from flowspec.model.layers import lean
+from flowspec.model.layers.placing import Placing
 from flowspec.model.reference import Reference
 from flowspec.model.stage import load_stage
 from flowspec.model.weights.directory import ModelDirectory, layer_ranges, open_directory
@@ -28,7 +31,8 @@ from flowspec.rehearse.simulator import Simulation
 from flowspec.strategies import build
 from tests.marks import crossed
 from tests.model.eagle3_heads import Published, Shape, save_eagle3
-from tests.model.heads import RUN, Bench, feed, random_tree
+from tests.model.heads import RUN, Bench, feed, predictions, random_tree
+from tests.precisions import FOUR_BITS
 
 Family = Callable[..., ModelDirectory]
 
@@ -57,6 +61,23 @@ def test_true_features_give_the_published_pass(make: Callable[..., Bench], shape
     bench.learn(*range(12))
     bench.check(range(7), ())
     bench.check(range(7, 11), [11])
+
+
+@pytest.mark.parametrize("shape", ["authors", "speculators"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", FOUR_BITS])
+def test_the_short_path_gives_the_librarys_bits(
+    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str, dtype: str
+) -> None:
+    target = family("llama")
+    folder = save_eagle3(tmp_path / "head", target, SHAPES[shape])
+    placing = Placing(dtype)
+    head: Any = load_eagle3(folder, target, placing)._head
+    assert head.lean is not None
+    found = predictions(head, placing.rows)
+    head.lean = None
+    assert all(map(torch.equal, found, predictions(head, placing.rows)))
+    monkeypatch.setenv(lean.VARIABLE, "library")
+    assert load_eagle3(folder, target, placing)._head.lean is None  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("shape", ["authors", "speculators"])

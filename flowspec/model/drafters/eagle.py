@@ -104,11 +104,7 @@ class EagleHead(torch.nn.Module):
         """As ``FeatureHead.run``."""
         entering = self.fc(torch.cat((embedded, features), dim=-1))
         counts = [len(mask) for mask in masks]
-        if self.config._attn_implementation == EXACT:
-            shared = self.config.num_attention_heads // self.config.num_key_value_heads
-            given = [bias_of(mask.numpy(), shared, mask.device) for mask in masks]
-        else:
-            given = [mask[None, None] for mask in masks]
+        given = masks_for(self.config, masks)
         if self.lean is not None:
             return self.lean.run(entering, positions, counts, given, caches)
         places = torch.tensor([positions], device=entering.device)
@@ -126,6 +122,14 @@ class EagleHead(torch.nn.Module):
     ) -> TreeCache:
         """KV rows for one job."""
         return head_cache(self.config, capacity, dtype, device)
+
+
+def masks_for(config: LlamaConfig, masks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """``masks``, boolean, ``[rows, slots]``, as the attention of ``config`` takes them."""
+    if config._attn_implementation != EXACT:
+        return [mask[None, None] for mask in masks]
+    shared = config.num_attention_heads // config.num_key_value_heads
+    return [bias_of(mask.numpy(), shared, mask.device) for mask in masks]
 
 
 def head_cache(
@@ -449,13 +453,18 @@ def read_head(
             )
         setattr(head.get_submodule(module), leaf, value)
     head.eval()
-    if exact and lean.has_short_path(head.body, where.device):
-        head.lean = lean.first_equal(head.body, None, partial(_equal, head, where))
+    shorten(head, head.body, where)
     return head
 
 
+def shorten(head: Any, body: Any, placing: Placing) -> None:
+    """Give ``head``, whose layers are ``body``'s, the short path through them if it is equal."""
+    if lean.has_short_path(body, placing.device):
+        head.lean = lean.first_equal(body, None, partial(_equal, head, placing))
+
+
 @torch.inference_mode()
-def _equal(head: EagleHead, placing: Placing, short: LeanLayers) -> bool:
+def _equal(head: Any, placing: Placing, short: LeanLayers) -> bool:
     """Whether the short path through the head's layers gives the library's bits."""
     source = torch.Generator().manual_seed(head.config.hidden_size)
     counts = lean.TESTED

@@ -32,7 +32,7 @@ from flowspec.model.drafters.drafter_weights import (
     read_linear,
     read_lm_head,
 )
-from flowspec.model.drafters.eagle import EagleDrafter, head_cache
+from flowspec.model.drafters.eagle import EagleDrafter, head_cache, masks_for, shorten
 from flowspec.model.drafters.eagle3_layout import (
     EMBEDDING,
     LM_HEAD,
@@ -40,8 +40,9 @@ from flowspec.model.drafters.eagle3_layout import (
     Eagle3Layout,
     read_layout,
 )
+from flowspec.model.layers.lean import LeanLayers
 from flowspec.model.layers.placing import Placing
-from flowspec.model.rows.attention import LIBRARY
+from flowspec.model.rows.attention import EXACT, EXACT_DEVICES, LIBRARY
 from flowspec.model.rows.kv import TreeCache
 from flowspec.model.rows.ragged import for_layers
 from flowspec.model.weights.directory import ModelDirectory
@@ -77,15 +78,30 @@ class Eagle3Layer(torch.nn.Module):
 
         ``given``: what the attention is given, its mask and cache among it.
         """
-        normed = self.hidden_norm(features)
-        attended, _ = self.self_attn(
-            hidden_states=torch.cat((self.input_layernorm(embedded), normed), dim=-1),
-            position_embeddings=rotary,
-            **given,
-        )
-        rows = (normed if self.normed else features) + attended
+        residual, entering = self.entering(embedded, features)
+        attended, _ = self.self_attn(hidden_states=entering, position_embeddings=rotary, **given)
+        rows = residual + attended
         output: torch.Tensor = rows + self.mlp(self.post_attention_layernorm(rows))
         return output
+
+    def entering(
+        self, embedded: torch.Tensor, features: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual, and what the attention reads, ``[..., rows, 2 x hidden]``."""
+        normed = self.hidden_norm(features)
+        beside = torch.cat((self.input_layernorm(embedded), normed), dim=-1)
+        return normed if self.normed else features, beside
+
+
+class _Body(torch.nn.Module):
+    """The decoder layer of ``head`` as the body of a decoder, for ``lean``."""
+
+    def __init__(self, head: Eagle3Head) -> None:
+        super().__init__()
+        self.config = head.config
+        self.layers = torch.nn.ModuleList([head.midlayer])
+        self.norm = torch.nn.Identity()
+        self.rotary_emb = head.rotary
 
 
 class Eagle3Head(torch.nn.Module):
@@ -105,6 +121,7 @@ class Eagle3Head(torch.nn.Module):
         self.norm: Any = LlamaRMSNorm(hidden, eps=config.rms_norm_eps)
         self.lm_head: Any = torch.nn.Linear(hidden, vocabulary, bias=False)
         self.rotary: Any = LlamaRotaryEmbedding(config)
+        self.lean: LeanLayers | None = None
         if joined:
             self.fc = torch.nn.Linear(joined, hidden, bias=False)
 
@@ -131,11 +148,15 @@ class Eagle3Head(torch.nn.Module):
         caches: Sequence[TreeCache],
     ) -> torch.Tensor:
         """As ``eagle.FeatureHead.run``."""
+        counts = [len(mask) for mask in masks]
+        given = masks_for(self.config, masks)
+        if self.lean is not None:
+            residual, entering = self.midlayer.entering(embedded, features)
+            return self.lean.run(residual, positions, counts, given, caches, entering)
         places = torch.tensor([positions], device=features.device)
         rotary = self.rotary(features, position_ids=places)
-        counts = [len(mask) for mask in masks]
-        given = for_layers(caches, counts, [mask[None, None] for mask in masks])
-        output: torch.Tensor = self.midlayer(embedded[None], features[None], rotary, **given)[0]
+        more = for_layers(caches, counts, given)
+        output: torch.Tensor = self.midlayer(embedded[None], features[None], rotary, **more)[0]
         return output
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
@@ -194,6 +215,8 @@ def _read(directory: ModelDirectory, layout: Eagle3Layout, placing: Placing | No
     joined = 0 if placing else directory.tensor(layout.taps.weight).shape[1]
     with torch.device("meta"):
         head = Eagle3Head(config, layout.vocabulary, joined=joined, normed=layout.normed)
+    if placing is not None and where.device.type in EXACT_DEVICES:
+        config._attn_implementation = EXACT
     head.rotary = LlamaRotaryEmbedding(config).to(where.device)
     for name, parameter in list(head.named_parameters()):
         stored = name.replace(_LAYER, layout.layer, 1)
@@ -209,4 +232,6 @@ def _read(directory: ModelDirectory, layout: Eagle3Layout, placing: Placing | No
         kind = where.head_rows if owner is head.norm else where.rows
         value = read_checked(directory, stored, shape, where, kind)
         setattr(owner, leaf, torch.nn.Parameter(value, requires_grad=False))
-    return head.eval()
+    head.eval()
+    shorten(head, _Body(head), where)
+    return head

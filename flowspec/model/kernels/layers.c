@@ -185,15 +185,18 @@ static int attend_all(const Job *jobs, long count, long layer, const Shape *shap
     return 0;
 }
 
-/* One layer over `count` rows, [count, hidden], in their place. `wide`, `narrow`: room for the rows
-   of the widest linear layer, and for those of the widest input of one. */
+/* One layer over `count` rows, [count, hidden], in their place. `entering`: what goes into its first
+   product, or NULL, and their norm does. `wide`, `narrow`: room for the rows of the widest linear
+   layer, and for those of the widest input of one. */
 INLINE int run(const Layer *layer, long at, const Shape *shape, const int half, char *rows,
-               long count, const char *turn, const Job *jobs, long job_count, char *wide,
+               const char *entering, long count, const char *turn, const Job *jobs, long job_count, char *wide,
                char *narrow, int threads) {
     long bytes = half ? 2 : 4, size = shape->dim * bytes, apart = layer->qkv.outputs;
-    if (layer->before)
+    if (!entering && layer->before) {
         norm(rows, half, count, shape->hidden, layer->before, shape->epsilon, narrow);
-    if (linear(&layer->qkv, layer->before ? narrow : rows, count, half, wide, threads)) return 1;
+        entering = narrow;
+    }
+    if (linear(&layer->qkv, entering ? entering : rows, count, half, wide, threads)) return 1;
     for (long r = 0; r < count; r++) {
         char *queries = wide + r * apart * bytes, *keys = queries + shape->heads * size;
         if (layer->query)
@@ -216,18 +219,18 @@ INLINE int run(const Layer *layer, long at, const Shape *shape, const int half, 
 /* `rows`, [count, hidden], after `layer_count` layers, of which `first` is the number of the first
    among those whose keys and values jobs keep; float32 or, if `half`, bfloat16, and so are weights
    of norms, biases and `turn`, [count, 2, dim]. `wide`, `narrow`: most outputs, and most inputs, of a
-   linear layer. Returns 0; 1 if memory is short. */
+   linear layer. `entering`: as in `run`, for the first layer. Returns 0; 1 if memory is short. */
 int decode(const Layer *layers, long layer_count, long first, const Shape *shape, int half,
-           void *rows, long count, const void *turn, const Job *jobs, long job_count, long wide,
+           void *rows, const void *entering, long count, const void *turn, const Job *jobs, long job_count, long wide,
            long narrow, int threads) {
     long bytes = half ? 2 : 4;
     char *outputs = aligned(count * wide * bytes), *inputs = aligned(count * narrow * bytes);
     int failed = !outputs || !inputs;
     for (long l = 0; l < layer_count && !failed; l++)
-        failed = half ? run(layers + l, first + l, shape, 1, rows, count, turn, jobs, job_count,
-                            outputs, inputs, threads)
-                      : run(layers + l, first + l, shape, 0, rows, count, turn, jobs, job_count,
-                            outputs, inputs, threads);
+        failed = half ? run(layers + l, first + l, shape, 1, rows, l ? NULL : entering, count, turn,
+                            jobs, job_count, outputs, inputs, threads)
+                      : run(layers + l, first + l, shape, 0, rows, l ? NULL : entering, count, turn,
+                            jobs, job_count, outputs, inputs, threads);
     free(outputs);
     free(inputs);
     return failed;

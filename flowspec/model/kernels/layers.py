@@ -100,7 +100,8 @@ class CompiledLayers:
         self._decode = library.decode
         self._decode.argtypes = (
             *(c_void_p, c_long, c_long, POINTER(LayerShape), c_int),  # layers, count, first
-            *(c_void_p, c_long, c_void_p, POINTER(_Job), c_long),  # rows, count, turn, jobs, count
+            *(c_void_p, c_void_p, c_long),  # rows, what enters, their count
+            *(c_void_p, POINTER(_Job), c_long),  # turn, jobs, their count
             *(c_long, c_long, c_int),  # most outputs and inputs, threads
         )
 
@@ -112,6 +113,7 @@ class CompiledLayers:
         added: Sequence[Sequence[torch.Tensor]],
         kept: Sequence[Sequence[torch.Tensor]],
         biases: Sequence[torch.Tensor],
+        entering: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """``hidden``, ``[rows, hidden]``, after ``layers``; the rows' keys and values are kept.
 
@@ -119,7 +121,8 @@ class CompiledLayers:
         ``biases``: of each job whose rows these are, one's behind another's: where the keys and
         values of its rows go and where all up to them are, in pieces ``[layers, 2, key heads,
         rows, head_dim]``, and what is added to the scores, float64 ``[1, 1, shared x rows,
-        slots]``.
+        slots]``. ``entering``: what goes into the first product, in place of the norm of
+        ``hidden``, ``[rows, its inputs]``.
         """
         found = hidden.clone(memory_format=torch.contiguous_format)
         jobs = (_Job * len(added))()
@@ -149,10 +152,16 @@ class CompiledLayers:
             or types != {self._type}
         ):
             raise ModelError(f"layers over {tuple(found.shape)} rows of {types}")
+        if entering is not None:
+            inputs = self._kept[layers.start].qkv.matrices[0].inputs
+            entering = entering.contiguous()
+            if entering.shape != (len(found), inputs) or entering.dtype != self._type:
+                raise ModelError(f"rows {tuple(entering.shape)} enter; {inputs} wide expected")
         if self._decode(
             *(ctypes.byref(self._layers, layers.start * ctypes.sizeof(_Layer)), len(layers)),
             *(layers.start, ctypes.byref(self._shape), found.dtype == torch.bfloat16),
-            *(found.data_ptr(), len(found), turn.data_ptr(), jobs, len(jobs)),
+            *(found.data_ptr(), _pointer(entering), len(found)),
+            *(turn.data_ptr(), jobs, len(jobs)),
             *(self._most_outputs, self._most_inputs, torch.get_num_threads()),
         ):
             raise MemoryError(f"no memory for the layers of {len(found)} rows")

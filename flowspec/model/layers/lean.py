@@ -38,7 +38,10 @@ LIBRARY = "library"
 COMPILED = "compiled"
 #: Layers of this shape, by the library's class names.
 LAYERS = frozenset(
-    {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
+    {
+        *("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"),
+        "Eagle3Layer",
+    }
 )
 #: Rows of the passes that are compared at start: a prompt, a lone row, a tree.
 TESTED = (5, 1, 16)
@@ -80,15 +83,18 @@ class LeanLayer:
         slots: Sequence[Slots],
         turn: torch.Tensor,
         biases: Sequence[torch.Tensor],
+        entering: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """``hidden``, ``[rows, hidden]``, after this layer; the rows' keys and values are kept.
 
         ``slots``: of each job whose rows these are, one's behind another's. ``turn``: as
         ``Turns.at``'s. ``biases``: as ``bias_of``'s, ``[1, 1, shared x rows, slots]``, of each job.
+        ``entering``: what the attention reads in place of the norm of ``hidden``.
         A lone row may come as two equal ones, of which one has keys, values and attention.
         """
-        between = self._norms[1]
-        hidden = hidden + self._o(self._attend(self._norms[0](hidden), slots, turn, biases))
+        before, between = self._norms
+        entering = before(hidden) if entering is None else entering
+        hidden = hidden + self._o(self._attend(entering, slots, turn, biases))
         gate, up = self._gate_up(between(hidden))
         return hidden + self._down(self._activate(gate) * up)
 
@@ -164,22 +170,26 @@ class LeanLayers:
         counts: Sequence[int],
         masks: Sequence[torch.Tensor],
         caches: Sequence[RowCache],
+        entering: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The rows after the final norm, ``[rows, hidden]``.
 
         ``embedded``: rows into the first layer, ``[rows, hidden]``, at ``positions``; ``counts`` of
-        them are of each job, which has a mask and a cache.
+        them are of each job, which has a mask and a cache. ``entering``: what the first layer's
+        attention reads in place of their norm.
         """
         count = len(positions)
         turn = self._turns.at(positions, embedded)
         hidden = embedded
         if count == 1 and self._pairs:
             hidden = hidden.expand(2, -1).contiguous()
+            entering = None if entering is None else entering.expand(2, -1).contiguous()
         slots = [cache.slots(own) for cache, own in zip(caches, counts, strict=True)]
         begin = 0
         for at in sorted({*self.readers, self._count}):
             if begin < at:
-                hidden = self._run(hidden, range(begin, at), turn, slots, masks)
+                hidden = self._run(hidden, range(begin, at), turn, slots, masks, entering)
+                entering = None
             if at in self.readers:
                 self.readers[at](hidden[:count])
             begin = at
@@ -192,14 +202,17 @@ class LeanLayers:
         turn: torch.Tensor,
         slots: Sequence[Slots],
         biases: Sequence[torch.Tensor],
+        entering: torch.Tensor | None,
     ) -> torch.Tensor:
         """``hidden`` after ``layers``; ``slots`` of all layers, the rest as ``LeanLayer.run``'s."""
         if self._compiled is not None:
             new, kept = zip(*slots, strict=True)
-            return self._compiled.run(hidden, layers, turn, new, kept, biases)
+            return self._compiled.run(hidden, layers, turn, new, kept, biases, entering)
         by_job = [own.by_layer() for own in slots]
         for at in layers:
-            hidden = self._layers[at].run(hidden, [own[at] for own in by_job], turn, biases)
+            own_slots = [own[at] for own in by_job]
+            hidden = self._layers[at].run(hidden, own_slots, turn, biases, entering)
+            entering = None
         return hidden
 
 
