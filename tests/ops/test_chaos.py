@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ops import chaos
-from ops.chaos import FAULTS, TAKES_DATA, JobText, SentJob, problem_of, report
+from ops.chaos import __main__ as chaos
+from ops.chaos import oracle
+from ops.chaos.__main__ import report
+from ops.chaos.faults import FAULTS, TAKES_DATA
+from ops.chaos.oracle import problem_of
+from ops.chaos.pipeline import TOKENS, JobText, SentJob
 
 TEXT = (4, 5, 6, 7)
 
@@ -47,8 +51,8 @@ def test_a_pipeline_that_is_broken_serves_on_and_a_wrong_text_is_seen(
     assert found.problems == []
     assert sum(found.faults.values()) == 2
     assert "problems: 0" in "\n".join(report([found]))
-    monkeypatch.setattr(chaos, "greedy", lambda ids: (1,) * chaos.TOKENS)
-    monkeypatch.setattr(chaos, "prompts", lambda: ((0, 38, 915),))
+    monkeypatch.setattr(oracle, "greedy", lambda ids: (1,) * TOKENS)
+    monkeypatch.setattr(oracle, "prompts", lambda: ((0, 38, 915),))
     monkeypatch.setattr(chaos, "STRATEGIES", ("chain",))
     found = chaos.run(2, 1, "scripts")
     assert any("has another text" in problem for problem in found.problems)

@@ -1,0 +1,1 @@
+"""A pipeline that is broken at random moments: ``python -m ops.chaos``."""

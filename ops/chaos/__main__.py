@@ -1,0 +1,184 @@
+"""Break a running pipeline at random moments, and check what its users would see.
+
+    python -m ops.chaos [--seeds 25] [--first 0] [--faults 20] [--only NAME]
+
+Each seed starts a pipeline of two stages by `flowspec up`, of the packaged pair, and does so many
+faults to it: processes that are killed, stopped for a while or asked to end, one, two or all at
+once; a broker that is killed with or without its data, halted, emptied, full or without replicas;
+its password changed; made a replica of nobody; its keys, entries and scripts deleted, cut, doubled
+or replaced; rows that are no numbers; a thread that computes and hangs; a worker with other
+weights. Jobs are in the middle of their text meanwhile. After each fault,
+
+- every job has ended within a bound, with an answer or with one line;
+- an answer is the target's own text: of a greedy job what transformers' ``generate`` says, of a
+  sampled one what plain decoding had said before the first fault; what came before an error is its
+  beginning;
+- the next job is answered, without hands.
+
+At the end the pipeline is asked to stop; no process is left, no key of an ended job without a
+lifetime, and no process has collected open files. Nothing here uses the library: jobs go in and
+out as with redis-cli.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import redis
+
+from ops.chaos.faults import FAULTS, TAKES_DATA
+from ops.chaos.oracle import expected, problem_of
+from ops.chaos.pipeline import ENDS_SECONDS, JobText, Pipeline, SentJob
+from ops.parser import Parser
+
+STRATEGIES = ("flowspec", "pipedec", "specpipe", "pipespec", "chain", "auto", "autoregressive")
+#: By how many open files a process may differ from one moment to another.
+MORE_FILES = 8
+
+
+@dataclass
+class SeedResult:
+    """What one seed found: problems, one line each, and seconds until all jobs were served."""
+
+    seed: int
+    problems: list[str] = field(default_factory=list)
+    faults: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    errors: Counter[str] = field(default_factory=Counter)
+
+
+def run(seed: int, faults: int, only: str = "") -> SeedResult:
+    """Do ``faults`` faults to a pipeline."""
+    found = SeedResult(seed)
+    luck = random.Random(seed)
+    with tempfile.TemporaryDirectory(prefix="chaos-") as place:
+        pipeline = Pipeline(Path(place), persist=bool(seed % 2))
+        try:
+            wanted = expected(pipeline)
+            processes = pipeline.open_files()
+            for at in range(faults):
+                name = luck.choice([one for one in FAULTS if only in one])
+                if not _suffer(pipeline, luck, name, wanted, found, at):
+                    break
+            _check_keys(pipeline, found)
+            _check_files(processes, pipeline.open_files(), found)
+            processes |= pipeline.open_files()
+        finally:
+            pipeline.down()
+    left = [pid for pid in processes if Path(f"/proc/{pid}").exists()]
+    if left:
+        found.problems.append(f"seed {seed}: processes are left: {left}")
+    return found
+
+
+def _suffer(
+    pipeline: Pipeline,
+    luck: random.Random,
+    name: str,
+    wanted: dict[JobText, tuple[int, ...]],
+    found: SeedResult,
+    at: int,
+) -> bool:
+    """One fault, and what comes of it; False: the pipeline serves no more."""
+    where = f"seed {found.seed}, fault {at}, {name}"
+    jobs = [
+        pipeline.submit(luck.choice(list(wanted)), luck.choice(STRATEGIES))
+        for _ in range(luck.choice((1, 1, 2, 3)))
+    ]
+    _begin(pipeline, jobs[0])
+    time.sleep(luck.uniform(0.0, 0.4))
+    found.faults[name] += 1
+    began = time.monotonic()
+    try:
+        FAULTS[name](pipeline, luck)
+    except (redis.RedisError, RuntimeError, OSError, subprocess.SubprocessError) as error:
+        found.problems.append(f"{where}: the fault failed: {error}")
+    pipeline.wait(jobs)
+    takes = name in TAKES_DATA and not (name == "broker killed" and pipeline.persist)
+    for job in jobs:
+        found.errors[job.error] += bool(job.error)
+        if problem := problem_of(job, wanted[job.prompt], may_be_lost=takes):
+            found.problems.append(f"{where}: job {job.id} of {job.strategy} {problem}")
+    after = pipeline.submit(luck.choice(list(wanted)), "flowspec")
+    pipeline.wait([after])
+    found.seconds[name].append(time.monotonic() - began)
+    sys.stderr.write(f"{where}: {found.seconds[name][-1]:.1f} s\n")
+    if problem := problem_of(after, wanted[after.prompt], may_be_lost=False):
+        found.problems.append(f"{where}: the next job {problem} {after.error}")
+    elif after.error:
+        found.problems.append(f"{where}: the next job ended with {after.error}")
+    return bool(after.ended)
+
+
+def _begin(pipeline: Pipeline, job: SentJob) -> None:
+    """Until the job has some tokens, or has ended."""
+    until = time.monotonic() + ENDS_SECONDS
+    while not job.ids and not job.ended and time.monotonic() < until:
+        pipeline.read(job)
+        time.sleep(0.01)
+
+
+def _check_keys(pipeline: Pipeline, found: SeedResult) -> None:
+    until = time.monotonic() + 10.0
+    while (left := pipeline.lasting_keys()) and time.monotonic() < until:
+        time.sleep(0.2)
+    if left:
+        found.problems.append(f"seed {found.seed}: keys have no lifetime: {left[:5]}")
+
+
+def _check_files(before: dict[int, int], after: dict[int, int], found: SeedResult) -> None:
+    """Of the processes that have lived through all faults."""
+    for pid in before.keys() & after.keys():
+        if after[pid] > before[pid] + MORE_FILES:
+            found.problems.append(
+                f"seed {found.seed}: a process had {before[pid]} files open and has {after[pid]}"
+            )
+
+
+def report(results: Sequence[SeedResult]) -> Iterator[str]:
+    """A table of the faults, and all problems."""
+    yield "| fault | times | seconds until all was served, median | most |"
+    yield "|---|---|---|---|"
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for result in results:
+        for name, taken in result.seconds.items():
+            seconds[name] += taken
+    for name in sorted(seconds):
+        taken = seconds[name]
+        yield f"| {name} | {len(taken)} | {statistics.median(taken):.1f} | {max(taken):.1f} |"
+    errors = sum((result.errors for result in results), Counter())
+    yield f"\nerrors that jobs ended with: {sum(errors.values())}"
+    for error, count in errors.most_common():
+        yield f"{count:4} {error}"
+    problems = [problem for result in results for problem in result.problems]
+    yield f"\nproblems: {len(problems)}"
+    yield from problems
+
+
+def main() -> None:
+    parser = Parser(prog="python -m ops.chaos", description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=25)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--faults", type=int, default=20)
+    parser.add_argument("--only", default="", help="faults whose name has this in it")
+    given = parser.parse_args()
+    results = []
+    for seed in range(given.first, given.first + given.seeds):
+        results.append(run(seed, given.faults, given.only))
+        said = "; ".join(results[-1].problems) or "nothing"
+        print(f"seed {seed}: {sum(results[-1].faults.values())} faults; found: {said}", flush=True)
+    print("\n".join(report(results)))
+    sys.exit(any(result.problems for result in results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""What is done to a pipeline."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ops.chaos.pipeline import JOBS, PAIR, ROLES, TAG, UP_SECONDS, Pipeline
+
+#: Longer than a loop may hang.
+HANG_SECONDS = 75.0
+#: Requests of ptrace(2), and the flag with which its user waits for a thread.
+_SEIZE = 0x4206
+_INTERRUPT = 0x4207
+_DETACH = 17
+_WALL = 0x40000000
+#: No number in any type of rows.
+_NAN = b"\xff" * 8
+
+Fault = Callable[[Pipeline, random.Random], None]
+FAULTS: dict[str, Fault] = {}
+#: Faults that may take a job's record or output with them: it may end without a word.
+TAKES_DATA = {
+    *("broker killed", "broker emptied", "key deleted", "key of a wrong type"),
+    "value of garbage",
+}
+
+
+def fault(name: str) -> Callable[[Fault], Fault]:
+    def note(act: Fault) -> Fault:
+        FAULTS[name] = act
+        return act
+
+    return note
+
+
+@fault("killed")
+def _killed(pipeline: Pipeline, luck: random.Random) -> None:
+    pipeline.kill(luck.choice(ROLES), signal.SIGKILL)
+
+
+@fault("asked to end")
+def _asked(pipeline: Pipeline, luck: random.Random) -> None:
+    pipeline.kill(luck.choice(ROLES), signal.SIGTERM)
+
+
+@fault("two killed")
+def _two_killed(pipeline: Pipeline, luck: random.Random) -> None:
+    for role in luck.sample(ROLES, 2):
+        pipeline.kill(role, signal.SIGKILL)
+
+
+@fault("all killed")
+def _all_killed(pipeline: Pipeline, luck: random.Random) -> None:
+    for role in ROLES:
+        pipeline.kill(role, signal.SIGKILL)
+
+
+@fault("stopped")
+def _stopped(pipeline: Pipeline, luck: random.Random) -> None:
+    pid = pipeline.pids().get(luck.choice(ROLES))
+    if pid is not None:
+        _halt([pid], luck.choice((1.0, 5.0, 5.0, 30.0)))
+
+
+@fault("all stopped")
+def _all_stopped(pipeline: Pipeline, luck: random.Random) -> None:
+    pids = [pid for role, pid in pipeline.pids().items() if role != "broker"]
+    _halt(pids, luck.choice((1.0, 8.0)))
+
+
+@fault("broker halted")
+def _halted(pipeline: Pipeline, luck: random.Random) -> None:
+    _halt([pipeline.pids()["broker"]], luck.choice((0.5, 4.0, 12.0)))
+
+
+@fault("thread hangs")
+def _hangs(pipeline: Pipeline, luck: random.Random) -> None:
+    """The one that computes; the lease's thread goes on. The supervisor starts another process."""
+    role = luck.choice(ROLES[1:])
+    pid = pipeline.pids().get(role)
+    if pid is None or not pipeline.may_kill(role):
+        return
+    pipeline.kills[role].append(time.monotonic())
+    ptrace = ctypes.CDLL(None).ptrace
+    ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+    if ptrace(_SEIZE, pid, None, None):
+        raise PermissionError("this user may not trace processes")
+    ptrace(_INTERRUPT, pid, None, None)
+    until = time.monotonic() + HANG_SECONDS
+    with suppress(ChildProcessError):
+        os.waitpid(pid, _WALL)
+        while time.monotonic() < until:
+            changed, status = os.waitpid(pid, _WALL | os.WNOHANG)
+            if changed and not os.WIFSTOPPED(status):
+                break
+            time.sleep(0.2)
+    ptrace(_DETACH, pid, None, None)
+
+
+@fault("other weights")
+def _other_weights(pipeline: Pipeline, luck: random.Random) -> None:
+    """A stage is lost, and a worker with a damaged copy of the target asks for its place."""
+    number = luck.choice((1, 2))
+    pipeline.kill(f"verify-{number}", signal.SIGKILL)
+    copy = Path(pipeline.environment["XDG_STATE_HOME"]).parent / "copy"
+    shutil.copytree(PAIR / "target", copy, dirs_exist_ok=True)
+    with (copy / "model.safetensors").open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        for at in range(size // 8, size, size // 64):  # some in every layer
+            file.seek(at)
+            file.write(b"\x3f\x3f")
+    command = (sys.executable, "-m", "workers.verify", "--stage", str(number))
+    done = subprocess.run(
+        [*command, "--target", str(copy), "--spare"],
+        env={**pipeline.environment, "FLOWSPEC_REDIS_URL": pipeline.url},
+        cwd=PAIR.parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=UP_SECONDS,
+    )
+    if done.returncode == 0 or "other values" not in done.stderr:
+        raise RuntimeError(f"a worker with other weights ended with {done.returncode}")
+
+
+def _halt(pids: Sequence[int], seconds: float) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(seconds)
+    for pid in pids:
+        with suppress(ProcessLookupError):  # the supervisor has another one in its place
+            os.kill(pid, signal.SIGCONT)
+
+
+@fault("broker killed")
+def _broker_killed(pipeline: Pipeline, luck: random.Random) -> None:
+    pipeline.kill("broker", signal.SIGKILL)
+
+
+@fault("broker emptied")
+def _emptied(pipeline: Pipeline, luck: random.Random) -> None:
+    pipeline.broker.flushall()
+
+
+@fault("broker full")
+def _full(pipeline: Pipeline, luck: random.Random) -> None:
+    _configured(pipeline, "maxmemory", "1", luck.choice((1.0, 8.0, 20.0)))
+
+
+@fault("broker demoted")
+def _demoted(pipeline: Pipeline, luck: random.Random) -> None:
+    pipeline.broker.replicaof("127.0.0.1", "1")  # where nobody listens
+    time.sleep(luck.choice((0.5, 4.0, 15.0)))
+    pipeline.patiently(lambda: pipeline.broker.replicaof("NO", "ONE"))
+
+
+@fault("broker without replicas")
+def _no_replicas(pipeline: Pipeline, luck: random.Random) -> None:
+    _configured(pipeline, "min-replicas-to-write", "1", luck.choice((1.0, 8.0)))
+
+
+def _configured(pipeline: Pipeline, name: str, value: str, seconds: float) -> None:
+    before = pipeline.broker.config_get(name)[name]
+    pipeline.broker.config_set(name, value)
+    time.sleep(seconds)
+    pipeline.patiently(lambda: pipeline.broker.config_set(name, before))
+
+
+@fault("password changed")
+def _password(pipeline: Pipeline, luck: random.Random) -> None:
+    broker = pipeline.broker
+    with broker.client() as admin:  # one connection, which stays allowed
+        before = admin.config_get("requirepass")["requirepass"]
+        admin.config_set("requirepass", "another")
+        admin.client_kill_filter(_type="normal", skipme=True)
+        time.sleep(luck.choice((1.0, 5.0)))
+        admin.config_set("requirepass", before)
+
+
+@fault("connections closed")
+def _closed(pipeline: Pipeline, luck: random.Random) -> None:
+    pipeline.broker.client_kill_filter(_type="normal", skipme=True)
+
+
+@fault("scripts deleted")
+def _scripts(pipeline: Pipeline, luck: random.Random) -> None:
+    pipeline.broker.script_flush()
+
+
+@fault("key deleted")
+def _key_deleted(pipeline: Pipeline, luck: random.Random) -> None:
+    pipeline.broker.delete(_some_key(pipeline, luck))
+
+
+@fault("key of a wrong type")
+def _key_replaced(pipeline: Pipeline, luck: random.Random) -> None:
+    key = _some_key(pipeline, luck)
+    pipeline.broker.delete(key)
+    pipeline.broker.zadd(key, {"x": 1.0})
+
+
+@fault("value of garbage")
+def _value(pipeline: Pipeline, luck: random.Random) -> None:
+    """A field of a hash, a member of a list or a set, or a lease."""
+    key = _some_key(pipeline, luck)
+    broker, garbage = pipeline.broker, luck.randbytes(luck.randrange(1, 64))
+    place = b""
+    match broker.type(key):
+        case b"hash":
+            place = luck.choice([b"another", *sorted(broker.hkeys(key))])
+            broker.hset(key, place, garbage)
+        case b"list":
+            broker.lpush(key, garbage)
+        case b"set":
+            broker.sadd(key, garbage)
+        case b"string":
+            broker.set(key, garbage, keepttl=True)
+        case b"stream":
+            broker.xadd(key, {"kind": "tokens", "ids": garbage, "offset": garbage})
+    sys.stderr.write(f"damaged: {key.decode()} {place.decode()}\n")
+
+
+def _some_key(pipeline: Pipeline, luck: random.Random) -> Any:
+    """A key of the pipeline or of a job that has not ended, or the intake."""
+    keys = sorted(pipeline.broker.scan_iter(f"{TAG}:*"))
+    lasting = [key for key in keys if b":claim:" in key or pipeline.broker.ttl(key) == -1]
+    return luck.choice([JOBS.encode(), *lasting])
+
+
+def _some_entry(pipeline: Pipeline, luck: random.Random) -> tuple[Any, Any, dict[Any, Any]] | None:
+    """A stream of messages or rows, and one of its last entries; None: there is none now."""
+    until = time.monotonic() + 2.0
+    while time.monotonic() < until:
+        for kind in luck.sample(("log", "rows"), 2):
+            streams = sorted(pipeline.broker.scan_iter(f"{TAG}:{kind}:*"))
+            luck.shuffle(streams)
+            for stream in streams:
+                entries = pipeline.broker.xrevrange(stream, count=3)
+                if entries:
+                    at, fields = luck.choice(entries)
+                    return stream, at, fields
+    return None
+
+
+@fault("entry deleted")
+def _entry_deleted(pipeline: Pipeline, luck: random.Random) -> None:
+    if found := _some_entry(pipeline, luck):
+        pipeline.broker.xdel(found[0], found[1])
+
+
+@fault("entry doubled")
+def _entry_doubled(pipeline: Pipeline, luck: random.Random) -> None:
+    if found := _some_entry(pipeline, luck):
+        pipeline.broker.xadd(found[0], found[2])
+
+
+@fault("entry cut")
+def _entry_cut(pipeline: Pipeline, luck: random.Random) -> None:
+    if found := _some_entry(pipeline, luck):
+        name = luck.choice(sorted(found[2]))
+        value = found[2][name]
+        pipeline.broker.xadd(found[0], {**found[2], name: value[: luck.randrange(len(value) + 1)]})
+
+
+@fault("entry of garbage")
+def _garbage(pipeline: Pipeline, luck: random.Random) -> None:
+    if found := _some_entry(pipeline, luck):
+        fields = {name: luck.randbytes(luck.randrange(1, 64)) for name in found[2]}
+        pipeline.broker.xadd(found[0], fields)
+
+
+@fault("rows of no numbers")
+def _no_numbers(pipeline: Pipeline, luck: random.Random) -> None:
+    """Whatever arrives for a moment comes again, with a NaN at its end and the right checksum."""
+    until = time.monotonic() + luck.choice((0.2, 1.0))
+    seen: set[Any] = set()
+    while time.monotonic() < until:
+        for stream in pipeline.broker.scan_iter(f"{TAG}:rows:*"):
+            for at, fields in pipeline.broker.xrevrange(stream, count=3):
+                if at not in seen and fields[b"d"][-8:] != _NAN:
+                    data = fields[b"d"][:-8] + _NAN
+                    again = {**fields, b"d": data, b"c": zlib.crc32(data)}
+                    seen |= {at, pipeline.broker.xadd(stream, again)}

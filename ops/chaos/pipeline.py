@@ -1,0 +1,181 @@
+"""The pipeline that is broken: its processes, and jobs as with redis-cli."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import redis
+
+PAIR = Path(__file__).parents[2] / "flowspec" / "default_pair"
+TAG = "flowspec:{p0}"
+JOBS = "flowspec:jobs"
+ROLES = ("scheduler", "draft", "verify-1", "verify-2")
+TOKENS = 160
+#: Until a job has ended, seconds; a message that was deleted is missed after 120 s without answer.
+ENDS_SECONDS = 150.0
+#: Until a pipeline is ready, and gone.
+UP_SECONDS = 120.0
+#: Starts of one process that the supervisor allows, and within how many seconds.
+KILLS, WITHIN_SECONDS = 4, 330.0
+
+
+@dataclass(frozen=True)
+class JobText:
+    """A job's beginning, and how its tokens are chosen."""
+
+    ids: tuple[int, ...]
+    temperature: float
+
+
+@dataclass
+class SentJob:
+    """A submitted job; ``id``: its entry's. ``ids``: the tokens read so far."""
+
+    id: str
+    prompt: JobText
+    strategy: str
+    since: float
+    ids: list[int] = field(default_factory=list)
+    error: str = ""
+    ended: str = ""
+    gap: bool = False
+
+
+class Pipeline:
+    """What `flowspec up` starts, under a home of its own in ``place``."""
+
+    def __init__(self, place: Path, *, persist: bool) -> None:
+        self.environment = {
+            **os.environ,
+            "XDG_STATE_HOME": str(place / "state"),
+            "XDG_CACHE_HOME": str(place / "cache"),
+            "OMP_NUM_THREADS": "1",
+        }
+        kept = ("--persist", str(place / "data")) if persist else ()
+        said = self._flowspec("up", "--stages", "2", "--jobs", "2", *kept)
+        self.url = re.findall(r"FLOWSPEC_REDIS_URL='(.+)'", said)[0]
+        self.persist = persist
+        self.broker: Any = redis.Redis.from_url(self.url, socket_timeout=5.0)
+        self.kills: dict[str, deque[float]] = defaultdict(deque)
+
+    def _flowspec(self, *words: str) -> str:
+        command = [sys.executable, "-m", "flowspec", *words]
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=UP_SECONDS
+        )
+        if done.returncode:
+            raise RuntimeError(f"flowspec {words[0]}: {done.stderr.strip()}")
+        return done.stdout
+
+    def pids(self) -> dict[str, int]:
+        """Processes by role, as far as they hold one; the broker's too."""
+        found = {"broker": int(self.broker.info("server")["process_id"])}
+        for role in ROLES:
+            try:
+                claim = self.broker.get(f"{TAG}:claim:{role}")
+                if claim is not None:
+                    found[role] = int(json.loads(claim.partition(b" ")[2])["pid"])
+            except redis.ResponseError:  # a key of another type
+                continue
+        return found
+
+    def open_files(self) -> dict[int, int]:
+        """By process, its number of open files."""
+        found = {}
+        for pid in self.pids().values():
+            with suppress(FileNotFoundError):  # it has just ended
+                found[pid] = len([*Path(f"/proc/{pid}/fd").iterdir()])
+        return found
+
+    def may_kill(self, role: str) -> bool:
+        """Whether the supervisor would still start ``role`` again."""
+        kills = self.kills[role]
+        while kills and time.monotonic() - kills[0] > WITHIN_SECONDS:
+            kills.popleft()
+        return len(kills) < KILLS
+
+    def kill(self, role: str, number: int) -> None:
+        pid = self.pids().get(role)
+        if pid is not None and self.may_kill(role):
+            self.kills[role].append(time.monotonic())
+            os.kill(pid, number)
+
+    def submit(self, prompt: JobText, strategy: str) -> SentJob:
+        fields: dict[Any, Any] = {
+            "prompt_ids": json.dumps(prompt.ids),
+            "max_new_tokens": TOKENS,
+            "strategy": strategy,
+            "temperature": prompt.temperature,
+            "seed": 7,
+        }
+        job = self.patiently(lambda: self.broker.xadd(JOBS, fields))
+        return SentJob(job.decode(), prompt, strategy, time.monotonic())
+
+    def patiently(self, call: Callable[[], Any]) -> Any:
+        """``call()``, again and again while the broker does not answer."""
+        until = time.monotonic() + ENDS_SECONDS
+        while True:
+            try:
+                return call()
+            except redis.RedisError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+
+    def read(self, job: SentJob) -> None:
+        """Read what ``job`` has said; one that the broker has lost has ended."""
+        key = f"{TAG}:out:{job.id}"
+        try:
+            entries = self.broker.xrange(key)
+            known = entries or self.broker.exists(f"{TAG}:job:{job.id}")
+            waits = known or self.broker.xrange(JOBS, job.id, job.id)
+        except redis.RedisError:
+            return
+        if not waits and time.monotonic() - job.since > 5.0:
+            job.error, job.ended = "lost with its key", "lost"
+        job.ids.clear()
+        for _, entry in entries:
+            kind = entry.get(b"kind")
+            if kind == b"tokens" and not entry[b"offset"].isdigit():
+                job.gap = True  # it is the fault's own
+            elif kind == b"tokens":
+                job.gap |= int(entry[b"offset"]) != len(job.ids)
+                job.ids += json.loads(entry[b"ids"])
+            elif kind == b"error":
+                job.error = entry[b"text"].decode()
+            elif kind == b"end":
+                job.ended = entry[b"finish_reason"].decode()
+
+    def wait(self, jobs: Sequence[SentJob]) -> None:
+        """Until all ``jobs`` have ended, or have had their time."""
+        began = time.monotonic()
+        while time.monotonic() - began < ENDS_SECONDS:
+            for job in jobs:
+                if not job.ended:
+                    self.read(job)
+            if all(job.ended for job in jobs):
+                return
+            time.sleep(0.05)
+
+    def lasting_keys(self) -> list[str]:
+        """Keys of jobs without a lifetime."""
+        found = []
+        for kind in ("job", "request", "run", "out", "recording"):
+            for key in self.broker.scan_iter(f"{TAG}:{kind}:*"):
+                if self.broker.ttl(key) == -1:
+                    found.append(key.decode())
+        return found
+
+    def down(self) -> None:
+        self._flowspec("down")
