@@ -162,7 +162,7 @@ def layer_config(teacher: Teacher, architecture: str) -> LlamaConfig:
     told = {
         key: value
         for key, value in teacher.model.config.to_dict().items()
-        if key in LlamaConfig().to_dict()
+        if key in LlamaConfig().to_dict() and not key.startswith("_")  # paths of this machine
     }
     told.update(
         num_hidden_layers=1,
