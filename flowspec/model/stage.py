@@ -21,7 +21,7 @@ from flowspec.model.layers.placing import Placing
 from flowspec.model.layers.tap_shares import TapShares
 from flowspec.model.layers.taps import Taps
 from flowspec.model.layers.trial import check_family
-from flowspec.model.rows.arrays import to_array
+from flowspec.model.rows.arrays import to_array, to_tensor
 from flowspec.model.rows.kept_rows import KeptRows
 from flowspec.model.rows.paged import PagedCache, PagedStore, RowCache
 from flowspec.model.rows.placement import Placement
@@ -149,17 +149,29 @@ class ModelStage:
         else:
             hidden = self._block.run_together(parts, rows, caches, placements)
             found = [(own, to_array(own)) for own in hidden]
-        self._check_finite(torch.cat([own for own, _ in found]))
+        self._check_finite(torch.cat([own for own, _ in found]), rows)
         choices = self._choices(parts, [own for own, _ in found])
         return [(choice, left) for choice, (_, left) in zip(choices, found, strict=True)]
 
-    def _check_finite(self, rows: torch.Tensor) -> None:
-        """ModelError if a row of a job has a value that is NaN or infinite."""
-        if not torch.isfinite(rows).all():
+    def _check_finite(self, found: torch.Tensor, given: Sequence[RowArray | None]) -> None:
+        """ModelError if a row of a job has a value that is NaN or infinite.
+
+        ``given``: the rows into the pass; a stage sends none that are.
+        """
+        if torch.isfinite(found).all():
+            return
+        width = found.shape[1]  # a drafter's sums may lie beside a row
+        place = self._block.dtype, self._block.device
+        arrived = [to_tensor(rows[:, :width], *place) for rows in given if rows is not None]
+        if not all(rows.isfinite().all() for rows in arrived):
             raise ModelError(
-                f"a pass gave rows that are NaN or infinite in {rows.dtype}: their range is too "
-                "small for this model, or its weights are damaged; try --dtype bfloat16 or float32"
+                "rows came from the stage before that are NaN or infinite: they were altered on "
+                "the way; run the job again, and look at the memory of both machines"
             )
+        raise ModelError(
+            f"a pass gave rows that are NaN or infinite in {found.dtype}: their range is too "
+            "small for this model, or its weights are damaged; try --dtype bfloat16 or float32"
+        )
 
     def _choices(self, parts: Sequence[Part], hidden: Sequence[torch.Tensor]) -> tuple[Choice, ...]:
         """Each part's choices, from the head's product over all answered rows."""

@@ -286,9 +286,17 @@ def test_rows_that_are_not_finite_fail_their_run_alone(
     assert isinstance(choice, Choice)
     assert len(choice.tokens) == len(answers)
     assert isinstance(failed, WorkFailed)
-    assert failed.reason.startswith("a pass gave rows that are NaN or infinite in torch.float32")
-    with pytest.raises(ModelError, match="NaN or infinite"):
-        stages[stage].run(Pass((replace(part, run=blamed),)), [wrong])
+    said = "rows came from the stage before that are NaN or infinite"
+    assert failed.reason.startswith(said)
+    alone = Pass((replace(part, run=blamed),))
+    with pytest.raises(ModelError, match=said):
+        stages[stage].run(alone, [wrong])
+    with torch.no_grad():
+        stages[stage].block.body.layers[0].post_attention_layernorm.weight.fill_(value)
+    with pytest.raises(
+        ModelError, match=r"a pass gave rows that are NaN or infinite in torch\.float32"
+    ):
+        stages[stage].run(alone, [rows])
 
 
 JOBS = {
