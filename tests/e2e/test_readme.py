@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flowspec.model.drafters.sources import check_sources
 from flowspec.model.reference import Reference
 from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import open_directory
@@ -61,11 +63,22 @@ def test_the_demo_answers_what_the_transcript_says() -> None:
         pytest.skip("the demo's model is not there: `make smollm2` fetches it")
     prompt, count = demo()
     command = [sys.executable, "-m", "flowspec", "generate", prompt, "--target", str(MODEL)]
-    options = ["--draft", "ngram", "--max-new-tokens", str(count)]
+    draft = re.search(r"--target \$\(MODEL\) --draft ([\w:-]+)\)", (ROOT / "Makefile").read_text())
+    assert draft is not None
+    options = ["--draft", draft[1], "--max-new-tokens", str(count)]
     done = subprocess.run(
         [*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
     )
     assert f"\n{done.stdout.strip()}\n" in block("console")
+
+
+def test_the_head_that_the_demo_drafts_with_is_small_and_fits_its_model() -> None:
+    if not MODEL.is_file():
+        pytest.skip("the demo's model is not there: `make smollm2` fetches it")
+    check_sources(open_directory(str(MODEL)), "smollm2-head")
+    head = open_directory("smollm2-head")
+    assert sum(file.stat().st_size for file in head.path.iterdir()) < 15 << 20
+    assert "/" not in json.dumps({**head.config})
 
 
 @pytest.mark.gate

@@ -26,8 +26,9 @@ _LONGROPE = ("longrope", "su")
 _SHORT = "original_max_position_embeddings"
 #: The config of a head's decoder layer in the ``speculators`` dialect.
 _NESTED = "transformer_layer_config"
-#: Packaged models: a target, two smaller ones with its tokenizer, and an EAGLE head for it.
-PACKAGED = ("target", "medium", "draft", "head")
+#: Packaged models: a target, two smaller ones with its tokenizer, an EAGLE head for it, and an
+#: EAGLE-3 head for SmolLM2-135M-Instruct (docs/models.md#a-head-from-a-models-own-answers).
+PACKAGED = ("target", "medium", "draft", "head", "smollm2-head")
 PACKAGED_HEAD = "head"
 _PACKAGE = Path(__file__).parents[2] / "default_pair"
 #: Files of which a tokenizer is made; the first that is there is used.
