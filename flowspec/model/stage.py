@@ -161,8 +161,8 @@ class ModelStage:
         if torch.isfinite(found).all():
             return
         width = found.shape[1]  # a drafter's sums may lie beside a row
-        place = self._block.dtype, self._block.device
-        arrived = [to_tensor(rows[:, :width], *place) for rows in given if rows is not None]
+        wide = torch.float32, torch.device("cpu")  # holds every type of rows; float16 does not
+        arrived = [to_tensor(rows[:, :width], *wide) for rows in given if rows is not None]
         if not all(rows.isfinite().all() for rows in arrived):
             raise ModelError(
                 "rows came from the stage before that are NaN or infinite: they were altered on "

@@ -299,6 +299,15 @@ def test_rows_that_are_not_finite_fail_their_run_alone(
         stages[stage].run(alone, [rows])
 
 
+def test_rows_beyond_a_stages_own_type_were_not_altered_on_the_way(tmp_path: Path) -> None:
+    """A stage in float16 after one in float32; on a GPU, so the check alone is asked here."""
+    stage: Any = stages_of(save(FAMILIES["llama"], tmp_path), "float32")[1]
+    stage.block.dtype = torch.float16
+    rows = np.full((1, 64), 7e4, dtype=np.float32)
+    with pytest.raises(ModelError, match=r"a pass gave rows .* in torch\.float16: their range is"):
+        stage._check_finite(torch.full((1, 64), torch.inf, dtype=torch.float16), [rows])
+
+
 JOBS = {
     "a": JobSpec(prompt_ids=(2, 3, 4), max_new_tokens=40, strategy="flowspec"),
     "b": JobSpec(
