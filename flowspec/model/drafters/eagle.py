@@ -124,6 +124,12 @@ class EagleHead(torch.nn.Module):
         return head_cache(self.config, capacity, dtype, device)
 
 
+def set_attention(config: LlamaConfig, placing: Placing | None) -> None:
+    """Make ``config`` that of a head in ``placing``; None: of one that is trained."""
+    exact = placing is not None and placing.device.type in EXACT_DEVICES
+    config._attn_implementation = EXACT if exact else LIBRARY
+
+
 def masks_for(config: LlamaConfig, masks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """``masks``, boolean, ``[rows, slots]``, as the attention of ``config`` takes them."""
     if config._attn_implementation != EXACT:
@@ -436,8 +442,7 @@ def read_head(
     config = LlamaConfig.from_dict(
         {**directory.config, "attention_bias": "layers.0.self_attn.q_proj.bias" in names}
     )
-    exact = placing is not None and where.device.type in EXACT_DEVICES
-    config._attn_implementation = EXACT if exact else LIBRARY
+    set_attention(config, placing)
     with torch.device("meta"):
         head = EagleHead(config, bias=_FC_BIAS in names, input_norm=_FIRST_NORM in names)
     head.body.rotary_emb = type(head.body.rotary_emb)(config).to(where.device)

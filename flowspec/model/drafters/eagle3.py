@@ -32,7 +32,13 @@ from flowspec.model.drafters.drafter_weights import (
     read_linear,
     read_lm_head,
 )
-from flowspec.model.drafters.eagle import EagleDrafter, head_cache, masks_for, shorten
+from flowspec.model.drafters.eagle import (
+    EagleDrafter,
+    head_cache,
+    masks_for,
+    set_attention,
+    shorten,
+)
 from flowspec.model.drafters.eagle3_layout import (
     EMBEDDING,
     LM_HEAD,
@@ -42,7 +48,6 @@ from flowspec.model.drafters.eagle3_layout import (
 )
 from flowspec.model.layers.lean import LeanLayers
 from flowspec.model.layers.placing import Placing
-from flowspec.model.rows.attention import EXACT, EXACT_DEVICES, LIBRARY
 from flowspec.model.rows.kv import TreeCache
 from flowspec.model.rows.ragged import for_layers
 from flowspec.model.weights.directory import ModelDirectory
@@ -201,22 +206,14 @@ def read_eagle3(directory: ModelDirectory, target: ModelDirectory) -> Eagle3Head
     return _read(directory, read_layout(directory, target), None)
 
 
-def head_config(directory: ModelDirectory) -> LlamaConfig:
-    """The decoder layer's config, for the library's parts."""
-    config = LlamaConfig.from_dict(dict(directory.config))
-    config._attn_implementation = LIBRARY
-    return config
-
-
 def _read(directory: ModelDirectory, layout: Eagle3Layout, placing: Placing | None) -> Eagle3Head:
     """The head in ``directory``; without a ``placing`` with ``fc`` and the library's linears."""
     where = placing if placing is not None else Placing()
-    config = head_config(directory)
+    config = LlamaConfig.from_dict(dict(directory.config))
+    set_attention(config, placing)
     joined = 0 if placing else directory.tensor(layout.taps.weight).shape[1]
     with torch.device("meta"):
         head = Eagle3Head(config, layout.vocabulary, joined=joined, normed=layout.normed)
-    if placing is not None and where.device.type in EXACT_DEVICES:
-        config._attn_implementation = EXACT
     head.rotary = LlamaRotaryEmbedding(config).to(where.device)
     for name, parameter in list(head.named_parameters()):
         stored = name.replace(_LAYER, layout.layer, 1)
