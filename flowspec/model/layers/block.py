@@ -7,8 +7,10 @@ storage of keys and values (``kv``) differ.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,13 @@ from flowspec.core.protocol.work import Part
 from flowspec.errors import ModelError
 from flowspec.model.base import RowArray
 from flowspec.model.layers.architecture import build, read_config
-from flowspec.model.layers.lean import LIBRARY, LeanLayers, has_short_path, lean_layers
+from flowspec.model.layers.lean import (
+    LIBRARY,
+    LeanLayers,
+    Readers,
+    has_short_path,
+    lean_layers,
+)
 from flowspec.model.layers.linear import KernelLinear, rows_are_independent
 from flowspec.model.layers.loading import HEAD, Loader
 from flowspec.model.layers.placing import Placing
@@ -212,6 +220,7 @@ class LayerBlock(torch.nn.Module):
         rows: Sequence[RowArray | None],
         caches: Sequence[RowCache],
         placements: Sequence[Placement],
+        readers: Readers | None = None,
     ) -> list[torch.Tensor]:
         """``run`` for parts of several jobs, whose rows go through the linear layers together.
 
@@ -227,34 +236,29 @@ class LayerBlock(torch.nn.Module):
         if self.lean is not None:
             embedded = given if given.is_floating_point() else self.body.embed_tokens(given)
             whole = [mask["full_attention"] if isinstance(mask, dict) else mask for mask in masks]
-            hidden = self.lean.run(embedded, positions, counts, whole, caches)
+            hidden = self.lean.run(embedded, positions, counts, whole, caches, readers=readers)
         else:
             name = "inputs_embeds" if given.is_floating_point() else "input_ids"
-            hidden = self.body(
-                **{name: given[None]},
-                position_ids=torch.tensor([positions], device=self.device),
-                use_cache=True,
-                **for_layers(caches, counts, masks),
-            ).last_hidden_state[0]
+            with self._read_by(readers or {}):
+                hidden = self.body(
+                    **{name: given[None]},
+                    position_ids=torch.tensor([positions], device=self.device),
+                    use_cache=True,
+                    **for_layers(caches, counts, masks),
+                ).last_hidden_state[0]
         self.seconds += time.thread_time() - began
         return list(torch.split(hidden, counts))
 
-    def tap(self, layer: int, reader: Callable[[torch.Tensor], None]) -> None:
-        """Call ``reader`` in every pass with the rows into the block's layer of this number.
-
-        They are ``[rows, hidden]``. The number after the last layer's stands for the final norm.
-        """
-        if self.lean is not None:
-            self.lean.readers[layer] = reader
-            return
-
-        def read(module: torch.nn.Module, args: Sequence[Any], named: dict[str, Any]) -> None:
-            entering = args[0] if args else named["hidden_states"]
-            reader(entering[0])
-
-        layers = self.body.layers
-        module = layers[layer] if layer < len(layers) else self.body.norm
-        module.register_forward_pre_hook(read, with_kwargs=True)
+    @contextlib.contextmanager
+    def _read_by(self, readers: Readers) -> Iterator[None]:
+        """The library's layers call ``readers`` meanwhile."""
+        modules = [*self.body.layers, self.body.norm]
+        with contextlib.ExitStack() as hooks:
+            for layer, reader in readers.items():
+                hand = partial(_hand_over, reader)
+                hook = modules[layer].register_forward_pre_hook(hand, with_kwargs=True)
+                hooks.callback(hook.remove)
+            yield
 
     def _given(self, part: Part, rows: RowArray | None) -> torch.Tensor:
         """The part's tokens, or its rows into the first layer, ``[rows, hidden]``.
@@ -300,6 +304,10 @@ class LayerBlock(torch.nn.Module):
         logits: torch.Tensor = head(hidden.to(self.placing.head_rows))
         self.seconds += time.thread_time() - began
         return logits
+
+
+def _hand_over(reader: Any, module: Any, args: Any, named: dict[str, Any]) -> None:
+    reader((args[0] if args else named["hidden_states"])[0])
 
 
 def _key_heads(config: PretrainedConfig) -> int:

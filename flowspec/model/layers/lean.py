@@ -12,7 +12,7 @@ rounding may fall otherwise.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -52,6 +52,9 @@ _CHANGING = ("dynamic", "longrope")
 _LEAST_TURNS = 256
 
 Rows = Callable[[torch.Tensor], torch.Tensor]
+#: What is called in a pass with the rows into a layer, ``[rows, hidden]``, by the layer's number in
+#: the block; the number after the last layer's stands for the final norm.
+Readers = Mapping[int, Callable[[torch.Tensor], None]]
 
 
 class LeanLayer:
@@ -144,13 +147,11 @@ class LeanLayers:
     """All layers of ``body``, a decoder of the library's.
 
     ``head``: rows after the final norm to logits, ``[rows, vocabulary]``; None: the block has no
-    head, or one that does more than a product. ``readers``: what is called with the rows into a
-    layer, by its number here; the number after the last is the final norm's.
+    head, or one that does more than a product.
     """
 
     def __init__(self, body: Any, head: Rows | None = None, *, compiled: bool = True) -> None:
         self.head = head
-        self.readers: dict[int, Callable[[torch.Tensor], None]] = {}
         self._compiled = compiled_layers(body) if compiled else None
         self._layers: list[LeanLayer] = []
         if self._compiled is None:
@@ -171,6 +172,7 @@ class LeanLayers:
         masks: Sequence[torch.Tensor],
         caches: Sequence[RowCache],
         entering: torch.Tensor | None = None,
+        readers: Readers | None = None,
     ) -> torch.Tensor:
         """The rows after the final norm, ``[rows, hidden]``.
 
@@ -186,12 +188,13 @@ class LeanLayers:
             entering = None if entering is None else entering.expand(2, -1).contiguous()
         slots = [cache.slots(own) for cache, own in zip(caches, counts, strict=True)]
         begin = 0
-        for at in sorted({*self.readers, self._count}):
+        readers = readers or {}
+        for at in sorted({*readers, self._count}):
             if begin < at:
                 hidden = self._run(hidden, range(begin, at), turn, slots, masks, entering)
                 entering = None
-            if at in self.readers:
-                self.readers[at](hidden[:count])
+            if at in readers:
+                readers[at](hidden[:count])
             begin = at
         return self._norm(hidden)[:count]
 

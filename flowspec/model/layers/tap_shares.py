@@ -36,14 +36,14 @@ class TapShares:
         self._width = taps.width
         self._arrives = taps.reach(layers.start)
         self._leaves = taps.reach(layers.stop)
-        self._sums: torch.Tensor | None = None
+        self._terms: dict[int, KernelLinear] = {}  # by the layer's number in the block
         for layer in taps.within(layers, last=block.last):
             if drafter is None:
                 raise ModelError(
                     f"layer {layer} is tapped, and the drafter {taps.drafter} is not here"
                 )
-            linear = _term(drafter, taps, taps.layers.index(layer), block)
-            block.tap(layer - layers.start, partial(self._add, linear))
+            place = taps.layers.index(layer)
+            self._terms[layer - layers.start] = _term(drafter, taps, place, block)
 
     @torch.inference_mode()
     def run(
@@ -61,14 +61,12 @@ class TapShares:
         that does not join several jobs' rows, one part at a time.
         """
         given = [self._given(*one) for one in zip(parts, rows, wanted, strict=True)]
-        self._sums = torch.cat([sums for _, sums in given])
-        try:
-            own = [values for values, _ in given]
-            hidden = self._block.run_together(parts, own, caches, placements)
-            sums = torch.split(self._sums, [len(part.ids) for part in parts])
-        finally:
-            self._sums = None
-        found = zip(hidden, sums, wanted, strict=True)
+        own = [values for values, _ in given]
+        sums = torch.cat([above for _, above in given])
+        readers = {layer: partial(_add, sums, linear) for layer, linear in self._terms.items()}
+        hidden = self._block.run_together(parts, own, caches, placements, readers)
+        by_part = torch.split(sums, [len(part.ids) for part in parts])
+        found = zip(hidden, by_part, wanted, strict=True)
         return [
             (left, self._leaving(left, above) if returned else to_array(left))
             for left, above, returned in found
@@ -92,9 +90,9 @@ class TapShares:
         left = to_array(hidden)
         return beside(left, to_array(sums)) if self._leaves else left
 
-    def _add(self, linear: KernelLinear, entering: torch.Tensor) -> None:
-        if self._sums is not None:
-            self._sums += linear(entering.float())
+
+def _add(sums: torch.Tensor, linear: KernelLinear, entering: torch.Tensor) -> None:
+    sums += linear(entering.float())
 
 
 class _Columns:
