@@ -69,41 +69,33 @@ INLINE void add(const int count, const Weights weights[PAIR], const float *const
     }
 }
 
-/* LANES parts of PAIR outputs of `count` rows by four bits. A word has the codes of four inputs, 16
-   apart. */
+/* Add LANES parts of PAIR outputs of `count` rows by four bits. A word has the codes of four inputs,
+   16 apart. */
 INLINE void four_bits(const int count, const char *const weights[PAIR],
                       const float *const steps[PAIR], long inputs, long padded, Rows rows,
-                      __m256 found[PAIR][TILE]) {
-    __m256 sums[PAIR][TILE];
-    UNROLL for (int r = 0; r < count; r++) sums[0][r] = sums[1][r] = _mm256_setzero_ps();
+                      __m256 sums[PAIR][TILE]) {
     const __m256i mask = _mm256_set1_epi16(15);
     for (long i = 0; i < inputs; i += GROUP) {
         __m256i words[PAIR];
-        Weights near[PAIR], far[PAIR];
+        Weights own[PAIR];
         UNROLL for (int o = 0; o < PAIR; o++) {
             words[o] = _mm256_loadu_si256((const __m256i *)weights[o] + i / GROUP);
-            near[o].first = _mm256_and_si256(words[o], mask);
-            near[o].second = _mm256_and_si256(_mm256_srli_epi16(words[o], 4), mask);
+            own[o].first = _mm256_and_si256(words[o], mask);
+            own[o].second = _mm256_and_si256(_mm256_srli_epi16(words[o], 4), mask);
         }
-        add(count, near, steps, i, inputs, padded, rows, sums);
+        add(count, own, steps, i, inputs, padded, rows, sums);
         UNROLL for (int o = 0; o < PAIR; o++) {
-            far[o].first = _mm256_and_si256(_mm256_srli_epi16(words[o], 8), mask);
-            far[o].second = _mm256_srli_epi16(words[o], 12);
+            own[o].first = _mm256_and_si256(_mm256_srli_epi16(words[o], 8), mask);
+            own[o].second = _mm256_srli_epi16(words[o], 12);
         }
-        add(count, far, steps, i + BLOCK, inputs, padded, rows, sums);
-    }
-    UNROLL for (int r = 0; r < count; r++) {
-        found[0][r] = sums[0][r];
-        found[1][r] = sums[1][r];
+        add(count, own, steps, i + BLOCK, inputs, padded, rows, sums);
     }
 }
 
 /* As above, by eight bits. */
 INLINE void eight_bits(const int count, const char *const weights[PAIR],
                        const float *const steps[PAIR], long inputs, long padded, Rows rows,
-                       __m256 found[PAIR][TILE]) {
-    __m256 sums[PAIR][TILE];
-    UNROLL for (int r = 0; r < count; r++) sums[0][r] = sums[1][r] = _mm256_setzero_ps();
+                       __m256 sums[PAIR][TILE]) {
     for (long i = 0; i < inputs; i += BLOCK) {
         Weights own[PAIR];
         UNROLL for (int o = 0; o < PAIR; o++) {
@@ -112,10 +104,6 @@ INLINE void eight_bits(const int count, const char *const weights[PAIR],
             own[o].second = _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes + 1));
         }
         add(count, own, steps, i, inputs, padded, rows, sums);
-    }
-    UNROLL for (int r = 0; r < count; r++) {
-        found[0][r] = sums[0][r];
-        found[1][r] = sums[1][r];
     }
 }
 
@@ -145,6 +133,7 @@ INLINE void tile(const int bits, const int blocked, const int count, const char 
     for (long begin = 0; begin < many; begin += PAIR) {
         const char *own[PAIR];
         const float *steps[PAIR];
+        __m256 sums[PAIR][TILE];
         UNROLL for (int o = 0; o < PAIR; o++) {
             long output = begin + o < many ? begin + o : begin; /* of an odd number the last twice */
             own[o] = weights + output * inputs * bits / 8;
@@ -156,9 +145,12 @@ INLINE void tile(const int bits, const int blocked, const int count, const char 
                     _mm256_storeu_ps(joint[o] + r * padded + b, _mm256_mul_ps(scale, row));
                 }
             }
+            UNROLL for (int r = 0; r < count; r++) sums[o][r] = _mm256_setzero_ps();
         }
-        if (bits == 4) four_bits(count, own, steps, inputs, padded, rows, parts + begin);
-        else eight_bits(count, own, steps, inputs, padded, rows, parts + begin);
+        if (bits == 4) four_bits(count, own, steps, inputs, padded, rows, sums);
+        else eight_bits(count, own, steps, inputs, padded, rows, sums);
+        UNROLL for (int o = 0; o < PAIR; o++)
+            UNROLL for (int r = 0; r < count; r++) parts[begin + o][r] = sums[o][r];
     }
     UNROLL for (int r = 0; r < count; r++) lows[r] = _mm256_setzero_ps();
     for (long b = 0; bits == 4 && b < inputs / BLOCK; b++) {

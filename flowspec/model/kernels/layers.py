@@ -125,19 +125,7 @@ class CompiledLayers:
         ``hidden``, ``[rows, its inputs]``.
         """
         found = hidden.clone(memory_format=torch.contiguous_format)
-        jobs = (_Job * len(added))()
-        for job, new, all_, bias in zip(jobs, added, kept, biases, strict=True):
-            job.added = pieces_of(new)
-            job.kept = pieces_of(all_)
-            job.bias = bias.data_ptr()
-            job.added_count, job.kept_count = len(new), len(all_)
-            job.rows = sum(piece.shape[-2] for piece in new)
-            job.slots = sum(piece.shape[-2] for piece in all_)
-            job.layer = all_[0].stride(0)
-            if bias.dtype != torch.float64 or not bias.is_contiguous():
-                raise ModelError("attention with a mask that is not float64, or not in one piece")
-            if bias.shape[-1] != job.slots or bias.shape[-2] < job.rows:
-                raise ModelError(f"attention by a mask of {tuple(bias.shape)} to {job.slots} slots")
+        jobs = (_Job * len(added))(*map(_job, added, kept, biases))
         every = [rows for some in (*added, *kept) for rows in some]
         forms = {(*rows.shape[1:3], rows.shape[4], *rows.stride()[3:]) for rows in every}
         types = {found.dtype, turn.dtype, *(rows.dtype for rows in every)}
@@ -212,6 +200,18 @@ class CompiledSilu(torch.nn.Module):
         half = given.dtype == torch.bfloat16
         self._activate(given.data_ptr(), half, given.numel(), found.data_ptr())
         return found
+
+
+def _job(added: Sequence[torch.Tensor], kept: Sequence[torch.Tensor], bias: torch.Tensor) -> _Job:
+    """One job's part of a pass, as ``CompiledLayers.run`` takes it."""
+    rows, slots = (sum(piece.shape[-2] for piece in pieces) for pieces in (added, kept))
+    if bias.dtype != torch.float64 or not bias.is_contiguous():
+        raise ModelError("attention with a mask that is not float64, or not in one piece")
+    if bias.shape[-1] != slots or bias.shape[-2] < rows:
+        raise ModelError(f"attention by a mask of {tuple(bias.shape)} to {slots} slots")
+    pieces = pieces_of(added), pieces_of(kept)
+    counts = len(added), len(kept)
+    return _Job(*pieces, bias.data_ptr(), *counts, rows, slots, kept[0].stride(0))
 
 
 def _layer(layer: PlainLayer) -> _Layer:
