@@ -27,20 +27,22 @@ def block(language: str) -> str:
     return found[1]
 
 
-def demo() -> tuple[str, int]:
-    """The demo's prompt and number of tokens."""
+def demo() -> tuple[str, int, str]:
+    """The demo's prompt, number of tokens and draft."""
     makefile = (ROOT / "Makefile").read_text()
     prompt = re.search(r"^QUESTION := (.*)$", makefile, re.MULTILINE)
     count = re.search(r'generate "\$\(QUESTION\)" --max-new-tokens (\d+)', makefile)
+    draft = re.search(r"--target \$\(MODEL\) --draft ([\w:-]+)\)", makefile)
     assert prompt is not None
     assert count is not None
-    return prompt[1], int(count[1])
+    assert draft is not None
+    return prompt[1], int(count[1]), draft[1]
 
 
 def test_the_transcript_is_what_the_demo_says() -> None:
     if not MODEL.is_file():
         pytest.skip("the demo's model is not there: `make smollm2` fetches it")
-    prompt, count = demo()
+    prompt, count, _ = demo()
     directory = open_directory(str(MODEL))
     tokenizer = Tokenizer(directory)
     ids = tokenizer.encode(prompt, raw=False)
@@ -61,11 +63,9 @@ def test_the_demo_answers_what_the_transcript_says() -> None:
     """In the file's own four bits, by this machine's kernels."""
     if not MODEL.is_file():
         pytest.skip("the demo's model is not there: `make smollm2` fetches it")
-    prompt, count = demo()
+    prompt, count, draft = demo()
     command = [sys.executable, "-m", "flowspec", "generate", prompt, "--target", str(MODEL)]
-    draft = re.search(r"--target \$\(MODEL\) --draft ([\w:-]+)\)", (ROOT / "Makefile").read_text())
-    assert draft is not None
-    options = ["--draft", draft[1], "--max-new-tokens", str(count)]
+    options = ["--draft", draft, "--max-new-tokens", str(count)]
     done = subprocess.run(
         [*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
     )

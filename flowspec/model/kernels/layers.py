@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, c_double, c_int, c_long, c_void_p
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import torch
@@ -125,7 +126,7 @@ class CompiledLayers:
         ``hidden``, ``[rows, its inputs]``.
         """
         found = hidden.clone(memory_format=torch.contiguous_format)
-        jobs = (_Job * len(added))(*map(_job, added, kept, biases))
+        jobs = (_Job * len(added))(*starmap(_job, zip(added, kept, biases, strict=True)))
         every = [rows for some in (*added, *kept) for rows in some]
         forms = {(*rows.shape[1:3], rows.shape[4], *rows.stride()[3:]) for rows in every}
         types = {found.dtype, turn.dtype, *(rows.dtype for rows in every)}
