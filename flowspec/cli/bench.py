@@ -154,6 +154,7 @@ def simulate(
 ) -> None:
     """Run one strategy and print a table, or with ``as_json`` a file as ``bench --out`` writes."""
     from flowspec.rehearse.compare.grid import BenchPlan, Grid
+    from flowspec.rehearse.compare.naming import of_whom
     from flowspec.rehearse.compare.report import BenchReport, described, sentence
 
     if prompt is not None and prompts is not None:
@@ -174,7 +175,8 @@ def simulate(
     console = Console(highlight=False, soft_wrap=True)
     console.print(
         f"Simulated: {cluster.name}, {count} stages. {cluster.summary}.\n"
-        f"Source: {cluster.source}. {sentence(str(cluster.way))}",
+        f"Source: {cluster.source}. {sentence(str(cluster.way))}\n"
+        f"Acceptance is that of {of_whom(cluster)}.",
         markup=False,
     )
     for name, value in described(row):

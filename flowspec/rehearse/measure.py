@@ -13,6 +13,7 @@ import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from flowspec.core.protocol.messages import Returns
@@ -20,7 +21,7 @@ from flowspec.core.protocol.work import Draft
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError
 from flowspec.model.base import DraftExecutor, DraftsBlocks, RowArray
-from flowspec.model.drafters.kinds import NGRAM, kind_of
+from flowspec.model.drafters.kinds import BLOCK, NGRAM, kind_of
 from flowspec.model.drafters.sources import (
     load_sources,
     open_models,
@@ -37,7 +38,12 @@ from flowspec.model.timing import (
     random_rows,
     siblings,
 )
-from flowspec.model.weights.directory import ModelDirectory, fetch_weights, layer_ranges
+from flowspec.model.weights.directory import (
+    ModelDirectory,
+    default_pair,
+    fetch_weights,
+    layer_ranges,
+)
 from flowspec.model.weights.precision import AUTO, check_dtype
 from flowspec.rehearse.devices.profile import LinkShape, Profile, Times
 
@@ -105,7 +111,7 @@ def measure(
         drafters[kind] = _drafter_times(drafter, directory, plan)
     return Profile(
         "measured",
-        f"{directory.path.name} in {placing.precision} and {drafts}, on one core",
+        f"{Path(target).name} in {placing.precision} and {drafts}, on one core",
         f"measured: {platform.machine()}, torch {torch.__version__}, one thread; links as given",
         directory.layers,
         directory.hidden_size,
@@ -119,6 +125,7 @@ def measure(
             "last_stage_layers": len(layer_ranges(directory.layers, plan.stages)[-1]),
             "last_stage_ms": last,
         },
+        models=_models(target, names),
     )
 
 
@@ -126,6 +133,8 @@ def as_toml(profile: Profile, plan: MeasurementPlan) -> str:
     """``profile`` as TOML for ``profiles.load``, milliseconds to four digits."""
     drafters = "\n".join(f"{kind} = {_points(times)}" for kind, times in profile.drafters.items())
     anchors = "\n".join(f"{name} = {value:.4g}" for name, value in profile.anchors.items())
+    named = [f"{name} = {json.dumps(model)}\n" for name, model in profile.models.items()]
+    models = "\n[models]\n" + "".join(named) if named else ""
     return f"""\
 # Made by `flowspec profile`: CPU time of one torch thread, medians of {plan.repeats}; a table never
 # falls, so a median below that of fewer rows is raised to it. A layer's time is that of a block of
@@ -145,7 +154,7 @@ head_ms = {_points(profile.head)}
 
 [drafters]
 {drafters}
-
+{models}
 [link]
 latency_ms = {plan.latency_ms:g}
 mbit = {plan.mbit:g}
@@ -153,6 +162,16 @@ mbit = {plan.mbit:g}
 [anchors]
 {anchors}
 """
+
+
+def _models(target: str, drafters: Mapping[str, str]) -> dict[str, str]:
+    """The measured models by their names in a profile; empty: they are the packaged ones."""
+    if target == default_pair()[0]:
+        return {}
+    return {
+        "target": target,
+        **{kind: name for kind, name in drafters.items() if kind not in (NGRAM, BLOCK.name)},
+    }
 
 
 def _points(times: Times) -> str:

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.errors import ConfigError
-from flowspec.model.weights.directory import default_pair, open_directory
 from flowspec.rehearse.compare.digests import digest, model_digest, profile_digest
 from flowspec.rehearse.compare.grid import Cell, Grid
-from flowspec.rehearse.compare.naming import canonical
+from flowspec.rehearse.compare.naming import PACKAGED, canonical
 from flowspec.rehearse.compare.prompts import Prompt
 from flowspec.rehearse.devices.profile import Profile
 from ops.compare.search import Space
@@ -127,8 +126,7 @@ def _brief(value: object) -> str:
 @cache
 def packaged_models() -> Mapping[str, str]:
     """The digests of the packaged target and of the drafters that learnt from it."""
-    folders = {"target": default_pair()[0], "slm": default_pair()[1], "head": "head"}
-    return {name: model_digest(open_directory(folder).path) for name, folder in folders.items()}
+    return {name: model_digest(PACKAGED[name]) for name in ("target", "slm", "head")}
 
 
 def load(file: Path, conditions: Conditions, effort: Effort) -> list[Found]:

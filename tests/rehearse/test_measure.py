@@ -79,6 +79,14 @@ def test_a_target_without_a_draft_is_measured_with_its_n_grams(
     assert f"note: no --draft is given for {TARGET}: " in capsys.readouterr().err
 
 
+def test_a_profile_names_its_models_unless_they_are_the_packaged_ones(tmp_path: Path) -> None:
+    out = tmp_path / "mine.toml"
+    profile(DRAFT, "ngram", "1", 2, 1, 0.2, 1000, out)
+    assert load(str(out)).models == {"target": DRAFT}
+    profile(TARGET, "ngram", "1", 2, 1, 0.2, 1000, out)
+    assert load(str(out)).models == {}
+
+
 def test_without_a_file_the_profile_is_all_that_is_on_stdout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,11 +10,12 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
+from flowspec.model.weights.directory import open_directory
 from flowspec.rehearse.devices.profile import Profile
 from flowspec.rehearse.devices.way import Way
 
-#: Fields of a profile that describe it and change no figure.
-_PROFILE_TEXT = ("name", "summary", "source", "anchors")
+#: Fields of a profile that describe it and change no figure; models have digests of their own.
+_PROFILE_TEXT = ("name", "summary", "source", "models", "anchors")
 #: Entries a profile may lack. They are left out where they have their default, so that a report
 #: can be compared with one of a version that has more of them.
 _OPTIONAL = ("speeds", "even_split", "split", "blocks", "hop")
@@ -38,13 +39,9 @@ def profile_digest(profile: Profile) -> str:
     return digest({name: value for name, value in fields.items() if name not in _PROFILE_TEXT})
 
 
-def model_digest(folder: Path) -> str:
+def model_digest(name: str) -> str:
     """A digest of a model's configuration and weights."""
-    whole = hashlib.sha256()
-    for file in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
-        with file.open("rb") as opened:
-            whole.update(hashlib.file_digest(opened, "sha256").digest())
-    return whole.hexdigest()[:12]
+    return open_directory(name).fingerprint[:12]
 
 
 def machine() -> str:

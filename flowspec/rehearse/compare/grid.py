@@ -24,16 +24,17 @@ from flowspec.errors import ConfigError
 from flowspec.model.base import DraftExecutor, StageExecutor
 from flowspec.model.drafters.kinds import NGRAM
 from flowspec.model.drafters.sources import load_sources
-from flowspec.model.weights.directory import default_pair, open_directory
+from flowspec.model.weights.directory import PACKAGED_HEAD, open_directory
 from flowspec.rehearse.compare.digests import digest, machine, model_digest, profile_digest
 from flowspec.rehearse.compare.memo import MemoDrafter
 from flowspec.rehearse.compare.naming import (
-    DRAFTERS,
     canonical,
     choices_of,
     drafter_of,
     first_choice,
+    models_of,
     names_of,
+    of_whom,
 )
 from flowspec.rehearse.compare.prompts import Prompt
 from flowspec.rehearse.compare.report import Estimate, ReportRow, measured
@@ -93,7 +94,7 @@ class BenchPlan:
         for temperature in self.temperatures:
             Sampling(temperature, seed=self.seed)
         for source in self.sources:
-            drafter_of(source, self.profile.drafters)
+            drafter_of(source, models_of(self.profile))
             self.profile.check_source(canonical(source))
         self.profile.way.check(min(self.stages))
         widths = {
@@ -146,7 +147,8 @@ class Grid:
     ) -> None:
         self.plan = plan
         self.tell = tell
-        self._target = open_directory(default_pair()[0])
+        self._models = models_of(plan.profile)
+        self._target = open_directory(self._models["target"])
         self._drafters: dict[str, DraftExecutor] = {}
         self._memos: list[MemoDrafter] = []
         self._known: dict[Cell, History] = {}
@@ -193,11 +195,7 @@ class Grid:
         names = dict.fromkeys(
             name for source in plan.sources for name in names_of(canonical(source))
         )
-        drafts = {
-            name: model_digest(open_directory(DRAFTERS[name]).path)
-            for name in names
-            if name != NGRAM
-        }
+        drafts = {name: model_digest(self._models[name]) for name in names if name != NGRAM}
         said = {
             "digest": digest([[prompt.set, prompt.text] for prompt in used]),
             "count": len(used),
@@ -211,12 +209,13 @@ class Grid:
         profile = {name: getattr(plan.profile, name) for name in ("name", "summary", "source")}
         return {
             "how": "simulated",
-            "target": model_digest(self._target.path),
+            "target": model_digest(self._models["target"]),
             "drafts": drafts,
             "prompts": said,
             "profile": {
                 **profile,
                 "way": str(plan.profile.way),
+                "models": of_whom(plan.profile),
                 "digest": profile_digest(plan.profile),
             },
             "temperatures": plan.temperatures,
@@ -363,12 +362,13 @@ class Grid:
             self.plan.tokens,
             self._target,
             hidden=hidden,
+            head=self._models.get("head", PACKAGED_HEAD),
         )
 
     def _drafter(self, source: str) -> DraftExecutor:
         if source not in self._drafters:
             self._drafters[source] = load_sources(
-                drafter_of(source), self._target, self._remembering
+                drafter_of(source, self._models), self._target, self._remembering
             )
         return self._drafters[source]
 
@@ -380,7 +380,7 @@ class Grid:
     def _middle(self) -> StageExecutor:
         from flowspec.model.stage import load_stage
 
-        directory = open_directory(MIDDLE)
+        directory = open_directory(self._models[MIDDLE])
         return load_stage(directory, range(directory.layers))
 
     def _row(self, cell: Cell, runs: Mapping[int, Ran]) -> ReportRow:

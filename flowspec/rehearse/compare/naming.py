@@ -1,26 +1,47 @@
-"""Profile names of drafters, and the packaged drafters they stand for."""
+"""Names of a profile's models: the target, and drafters of one kind each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 
 from flowspec.errors import ConfigError
-from flowspec.rehearse.devices.profile import source_parts
+from flowspec.model.drafters.kinds import NGRAM
+from flowspec.model.weights.directory import PACKAGED_HEAD, default_pair
+from flowspec.rehearse.devices.profile import Profile, source_parts
 
-#: Packaged drafters by profile name; ``draft`` is the small model's name outside profiles.
-DRAFTERS = {"slm": "draft", "draft": "draft", "head": "head", "ngram": "ngram"}
+#: The packaged models by their names in profiles.
+PACKAGED = {
+    "target": default_pair()[0],
+    "medium": "medium",
+    "slm": "draft",
+    "head": PACKAGED_HEAD,
+    NGRAM: NGRAM,
+}
+_NO_DRAFTERS = ("target", "medium")
 
 
-def drafter_of(source: str, timed: Iterable[str] = ("slm", "head", "ngram")) -> str:
-    """The name of ``source`` for ``load_sources``; ConfigError lists those of ``timed``."""
-    unknown = [name for name in names_of(canonical(source)) if name not in DRAFTERS]
+def models_of(profile: Profile) -> Mapping[str, str]:
+    """The models whose text and acceptance a simulation on ``profile`` shows, by name."""
+    return {**profile.models, NGRAM: NGRAM} if profile.models else PACKAGED
+
+
+def of_whom(profile: Profile) -> str:
+    """Whose text and acceptance that is, in words."""
+    return Path(profile.models["target"]).name if profile.models else "the packaged models"
+
+
+def drafter_of(source: str, models: Mapping[str, str] = PACKAGED) -> str:
+    """The name of ``source`` for ``load_sources``; ConfigError lists the drafters in ``models``."""
+    drafters = {name: model for name, model in models.items() if name not in _NO_DRAFTERS}
+    named = canonical(source)
+    unknown = [name for name in names_of(named) if name not in drafters]
     if unknown:
-        known = ", ".join(name for name in timed if name in DRAFTERS)
         raise ConfigError(
-            f"unknown draft source {unknown[0]!r}; expected {known}, or several joined by + or :; "
-            "draft means slm"
+            f"unknown draft source {unknown[0]!r}; expected {', '.join(drafters)}, or several "
+            "joined by + or :; draft means slm"
         )
-    return _renamed(source, DRAFTERS)
+    return _renamed(named, drafters)
 
 
 def canonical(source: str) -> str:

@@ -233,7 +233,7 @@ def markdown(report: BenchReport, notes: Sequence[str] = ()) -> str:
         "",
         f"{profile['summary']}. Source: {profile['source']}. "
         f"{sentence(profile['way'])} All times are {head['how']}, none was measured on such a "
-        "machine; acceptance is that of the packaged models.",
+        f"machine; acceptance is that of {profile['models']}.",
         "",
         f"{counted(prompts['count'], 'prompt')} ({prompts['half']}; {loops}, "
         f"{'left out' if prompts['no_loops'] else 'kept'}), {head['tokens']} tokens each, "

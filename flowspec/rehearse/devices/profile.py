@@ -101,9 +101,11 @@ class Profile:
     each stage's layers as a whole, instead of ``layer`` and ``speeds``; ``head`` is then that of
     the last stage's device. ``way``: where the broker is, and which way rows go. ``hop``: seconds
     of software from when a message is sent until its receiver acts on it, beside its links; an
-    emulation that charges software as it runs has its own instead. ConfigError for counts below 1,
-    speeds that are not above 0, a split or blocks that do not match the rest, and a broker or a hop
-    on exclusive links.
+    emulation that charges software as it runs has its own instead. ``models``: the measured models,
+    as ``--target`` and ``--draft`` name them, by ``target`` and source name; empty: the packaged
+    ones stand for them. ConfigError for counts below 1, speeds that are not above 0, a split or
+    blocks that do not match the rest, a broker or a hop on exclusive links, and drafters without
+    a target.
     """
 
     name: str
@@ -125,6 +127,7 @@ class Profile:
     blocks: tuple[Times, ...] = ()
     way: Way = Way()
     hop: float = 0.0
+    models: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "value_bytes"):
@@ -151,6 +154,11 @@ class Profile:
             raise ConfigError(
                 f'links are exclusive and {self.way}; expected no broker (at = "none") on '
                 "exclusive links, which are those of a paper"
+            )
+        if self.models and ("target" not in self.models or self.middles):
+            raise ConfigError(
+                f"models names {', '.join(self.models)}, beside times of {len(self.middles)} "
+                "middle models; expected the target among them, and no middle models"
             )
         if not 0 <= self.hop < 1e3 or (self.hop and self.link.exclusive):
             raise ConfigError(

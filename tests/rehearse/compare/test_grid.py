@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from flowspec.core.run.history import History
 from flowspec.core.session.stats import repeated_4grams
 from flowspec.errors import ConfigError
 from flowspec.model.base import DraftExecutor
+from flowspec.model.weights.directory import default_pair
 from flowspec.rehearse.compare import grid as module
 from flowspec.rehearse.compare.grid import BenchPlan, Case, Cell, Grid, SweptLink, run_together
 from flowspec.rehearse.compare.memo import MemoDrafter
-from flowspec.rehearse.compare.naming import drafter_of
+from flowspec.rehearse.compare.naming import drafter_of, models_of
 from flowspec.rehearse.compare.prompts import Prompt, halve
 from flowspec.rehearse.compare.report import ReportRow
 from flowspec.rehearse.compare.simulate import Ran
@@ -235,6 +237,24 @@ def test_a_draft_source_is_the_packaged_drafter_of_that_name() -> None:
     assert [
         drafter_of(name) for name in ("slm", "draft", "head", "slm+ngram", "head:slm+ngram")
     ] == ["draft", "draft", "head", "draft+ngram", "head:draft+ngram"]
+
+
+def test_a_profile_of_own_models_shows_their_text_and_acceptance() -> None:
+    own = replace(PROFILE, models={"target": default_pair()[1]})
+    grid = Grid(BenchPlan(own, ("chain",), ("ngram",), (0.0,), (2,), 8), PROMPTS[:1])
+    packaged = Grid(BenchPlan(PROFILE, ("chain",), ("ngram",), (0.0,), (2,), 8), PROMPTS[:1])
+    assert grid.cases[0].text.output != packaged.cases[0].text.output
+    assert {row.strategy for row in grid.run()} == {"autoregressive", "chain"}
+    header = grid.header("", "all")
+    assert header["target"] != packaged.header("", "all")["target"]
+    assert (header["drafts"], header["profile"]["models"]) == ({}, Path(default_pair()[1]).name)
+
+
+def test_the_drafters_of_a_profile_of_own_models_are_its_own() -> None:
+    own = replace(PROFILE, models={"target": default_pair()[1], "head": "mine"})
+    assert drafter_of("head:ngram", models_of(own)) == "mine:ngram"
+    with pytest.raises(ConfigError, match="'slm'; expected head, ngram"):
+        BenchPlan(own, ("chain",))
 
 
 def test_who_does_not_choose_among_drafts_has_the_first_one() -> None:

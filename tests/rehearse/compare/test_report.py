@@ -78,6 +78,7 @@ HEADER: dict[str, Any] = {
     "profile": {
         "name": "jetson-7b",
         "summary": "five boards",
+        "models": "the packaged models",
         "source": "a paper",
         "way": "the broker is somewhere",
         "digest": "dd",

@@ -17,7 +17,7 @@ _MEGABIT = 1e6 / 8
 _KEYS = {
     "": {
         *("base", "summary", "source", "stages", "speeds", "even_split"),
-        *("target", "drafters", "middles", "link", "broker", "software", "anchors"),
+        *("target", "drafters", "middles", "link", "broker", "software", "models", "anchors"),
     },
     "target": {"layers", "hidden", "value_bytes", "layer_ms", "head_ms"},
     "link": {"latency_ms", "mbit", "exclusive"},
@@ -107,6 +107,9 @@ def _profile(name: str, table: Mapping[str, Any]) -> Profile:
         _switch("even_split", table.get("even_split", False)),
         way=_way(table.get("broker"), link),
         hop=_milliseconds("software.hop_ms", table.get("software", {}).get("hop_ms", 0.0)),
+        models={
+            part: _text(f"models.{part}", model) for part, model in table.get("models", {}).items()
+        },
     )
 
 
