@@ -4,10 +4,11 @@
 
 Each seed starts a pipeline of two stages by `flowspec up`, of the packaged pair, and does so many
 faults to it: processes that are killed, stopped for a while or asked to end, one, two or all at
-once; a broker that is killed with or without its data, halted, emptied, full or without replicas;
-its password changed; made a replica of nobody; its keys, entries and scripts deleted, cut, doubled
-or replaced; rows that are no numbers; a thread that computes and hangs; a worker with other
-weights. Jobs are in the middle of their text meanwhile. After each fault,
+once; a gateway in the midst of an answer; a broker that is killed with or without its data, halted,
+emptied, full or without replicas; its password changed; failed over to a replica and back, made a
+replica of nobody; its keys, entries and scripts deleted, cut, doubled or replaced; rows that are no
+numbers; a thread that computes and hangs; a worker with other weights. Jobs are in the middle of
+their text meanwhile. After each fault,
 
 - every job has ended within a bound, with an answer or with one line;
 - an answer is the target's own text: of a greedy job what transformers' ``generate`` says, of a

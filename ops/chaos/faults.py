@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import ctypes
+import http.client
+import json
 import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ops.chaos.pipeline import JOBS, PAIR, ROLES, TAG, UP_SECONDS, Pipeline
+import redis
+
+from ops.chaos.oracle import greedy, prompts, text_of
+from ops.chaos.pipeline import ENDS_SECONDS, JOBS, PAIR, ROLES, TAG, TOKENS, UP_SECONDS, Pipeline
 
 #: Longer than a loop may hang.
 HANG_SECONDS = 75.0
@@ -143,6 +149,51 @@ def _halt(pids: Sequence[int], seconds: float) -> None:
             os.kill(pid, signal.SIGCONT)
 
 
+@fault("gateway killed")
+def _gateway_killed(pipeline: Pipeline, luck: random.Random) -> None:
+    """While it streams an answer; another one in its place answers. Its job does not run on."""
+    port = str(_free_port())
+    ids = luck.choice(prompts())
+    with _gateway(pipeline, port) as process:
+        streamed = _asked_of(port, ids, stream=True)
+        for _ in range(luck.randrange(1, 40)):
+            streamed.readline()
+        os.kill(process.pid, luck.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)))
+        with suppress(OSError, http.client.HTTPException):
+            streamed.read()
+    with _gateway(pipeline, port):
+        answer = json.loads(_asked_of(port, ids, stream=False).read())
+    if answer["choices"][0]["text"] != text_of(greedy(ids)):
+        raise RuntimeError("the gateway gave another text")
+    _until(lambda: not pipeline.broker.exists(f"{TAG}:running"), "a job runs on for nobody")
+
+
+@contextmanager
+def _gateway(pipeline: Pipeline, port: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A gateway on ``port`` that is ready; asked to end after the block."""
+    command = (sys.executable, "-m", "workers.gateway", "--port", port)
+    environment = {**pipeline.environment, "FLOWSPEC_REDIS_URL": pipeline.url}
+    nowhere = subprocess.DEVNULL
+    with subprocess.Popen(command, env=environment, stdout=nowhere, stderr=nowhere) as process:
+        try:
+            _until(lambda: _connected(port, "GET", "/ready").status == 200, "no gateway is ready")
+            yield process
+        finally:
+            process.terminate()
+            process.wait(ENDS_SECONDS)
+
+
+def _asked_of(port: str, ids: Sequence[int], *, stream: bool) -> http.client.HTTPResponse:
+    body = {"prompt": ids, "max_tokens": TOKENS, "temperature": 0, "stream": stream}
+    return _connected(port, "POST", "/v1/completions", json.dumps(body))
+
+
+def _connected(port: str, method: str, path: str, body: str = "") -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=ENDS_SECONDS)
+    connection.request(method, path, body, {"Content-Type": "application/json"})
+    return connection.getresponse()
+
+
 @fault("broker killed")
 def _broker_killed(pipeline: Pipeline, luck: random.Random) -> None:
     pipeline.kill("broker", signal.SIGKILL)
@@ -163,6 +214,53 @@ def _demoted(pipeline: Pipeline, luck: random.Random) -> None:
     pipeline.broker.replicaof("127.0.0.1", "1")  # where nobody listens
     time.sleep(luck.choice((0.5, 4.0, 15.0)))
     pipeline.patiently(lambda: pipeline.broker.replicaof("NO", "ONE"))
+
+
+@fault("broker failed over")
+def _failed_over(pipeline: Pipeline, luck: random.Random) -> None:
+    """To a replica, which takes what comes meanwhile, and back. The URL stays the broker's."""
+    broker = pipeline.broker
+    program = Path(f"/proc/{pipeline.pids()['broker']}/exe").resolve()
+    password = broker.connection_pool.connection_kwargs["password"]
+    port, other_port = _free_port(), _free_port()
+    broker.config_set("port", port)  # it listens on a socket's file alone
+    broker.config_set("masterauth", password)
+    command = [*map(str, (program, "--port", other_port, "--bind", "127.0.0.1", "--save", ""))]
+    command += ["--requirepass", password, "--masterauth", password]
+    command += ["--replicaof", "127.0.0.1", str(port)]
+    home = pipeline.environment["XDG_STATE_HOME"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=home) as process:
+        try:
+            other: Any = redis.Redis(port=other_port, password=password)
+            _until(lambda: other.info("replication")["master_link_status"] == "up")
+            _fail_over(broker, other)
+            time.sleep(luck.choice((0.0, 4.0, 15.0)))
+            _fail_over(other, broker)
+        finally:
+            process.kill()
+    broker.config_set("port", 0)
+
+
+def _fail_over(primary: Any, replica: Any) -> None:
+    _until(lambda: primary.execute_command("FAILOVER"))
+    _until(lambda: replica.info("replication")["role"] == "master")
+    _until(lambda: primary.info("replication")["master_link_status"] == "up")
+
+
+def _until(holds: Callable[[], object], otherwise: str = "the servers kept their roles") -> None:
+    until = time.monotonic() + UP_SECONDS
+    while time.monotonic() < until:
+        with suppress(redis.RedisError, OSError, KeyError):
+            if holds():
+                return
+        time.sleep(0.05)
+    raise RuntimeError(otherwise)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 @fault("broker without replicas")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -18,10 +19,20 @@ PROMPTS = (
 @cache
 def prompts() -> tuple[tuple[int, ...], ...]:
     """Token ids of the prompts, by the tokenizer's own package."""
+    return tuple(tuple(_tokenizer().encode(text).ids) for text in PROMPTS)
+
+
+def text_of(ids: Sequence[int]) -> str:
+    """The text of token ids, by the tokenizer's own package."""
+    said: str = _tokenizer().decode(ids)
+    return said
+
+
+@cache
+def _tokenizer() -> Any:
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(PAIR / "target" / "tokenizer.json"))
-    return tuple(tuple(tokenizer.encode(text).ids) for text in PROMPTS)
+    return Tokenizer.from_file(str(PAIR / "target" / "tokenizer.json"))
 
 
 @cache
