@@ -27,6 +27,14 @@ _LEVELS = {
 
 def configure() -> None:
     """Set up logging for this process; ConfigError for an unknown level or format."""
+    structlog.configure(
+        **_settings(),
+        logger_factory=lambda: structlog.PrintLogger(sys.stderr),  # the stderr of that moment
+        cache_logger_on_first_use=True,
+    )
+
+
+def _settings() -> dict[str, Any]:
     level = os.environ.get("FLOWSPEC_LOG", "warning").lower()
     style = os.environ.get("FLOWSPEC_LOG_FORMAT", "text").lower()
     if level not in _LEVELS:
@@ -36,20 +44,26 @@ def configure() -> None:
     renderer: Any = structlog.processors.JSONRenderer()
     if style == "text":
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=lambda: structlog.PrintLogger(sys.stderr),  # the stderr of that moment
-        cache_logger_on_first_use=True,
-    )
+    processors = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        renderer,
+    ]
+    wrapper = structlog.make_filtering_bound_logger(_LEVELS[level])
+    return {"processors": processors, "wrapper_class": wrapper}
 
 
 def logger(**context: object) -> structlog.typing.FilteringBoundLogger:
-    """A logger that adds ``context`` to every event."""
-    return cast(structlog.typing.FilteringBoundLogger, structlog.get_logger().bind(**context))
+    """A logger that adds ``context`` to every event.
+
+    In a program that has not configured structlog it writes to stderr as a worker does: stdout is
+    the program's own.
+    """
+    found = (
+        structlog.get_logger()
+        if structlog.is_configured()
+        else structlog.wrap_logger(structlog.PrintLogger(sys.stderr), **_settings())
+    )
+    return cast(structlog.typing.FilteringBoundLogger, found.bind(**context))

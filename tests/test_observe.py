@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -76,3 +77,10 @@ def test_a_wrong_setting_is_refused(
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=says):
         observe.configure()
+
+
+def test_a_library_leaves_its_users_stdout_alone() -> None:
+    program = "from flowspec.observe import logger; logger(job='7').warning('broker away')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "broker away" in done.stderr and "job=7" in done.stderr.replace("'", "")

@@ -586,6 +586,7 @@ def convert(
     from flowspec.model.weights.directory import open_directory
 
     write_folder(open_directory(str(file)), out, dtype)
+    sys.stderr.write(f"wrote {out}\n")
 
 
 @app.command()

@@ -17,7 +17,7 @@ from flowspec.cli.outputs import check_writable, write
 from flowspec.errors import ConfigError
 from flowspec.model.drafters.kinds import NGRAM
 from flowspec.model.drafters.sources import placed_absolutely
-from flowspec.model.weights.directory import ModelDirectory, default_pair, local_path
+from flowspec.model.weights.directory import ModelDirectory, absolute_name, default_pair
 from flowspec.model.weights.precision import AUTO, PRECISIONS, Precision, declared
 from flowspec.plan.boxes import EXPECTED, TimedBox, parse_boxes
 from flowspec.plan.cluster_file import ClusterFile, ClusterStage, write_cluster
@@ -69,7 +69,7 @@ class PlanRequest:
     @property
     def target(self) -> str:
         """The model to plan for; the packaged one if none is given."""
-        return self.model or default_pair()[0]
+        return self.model or "target"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +115,7 @@ def _draft(request: PlanRequest) -> str:
     """The draft; as elsewhere, other targets than the packaged one draft with n-grams."""
     if request.draft is not None:
         return request.draft
-    packaged = default_pair()
-    return packaged[1] if request.target in ("target", packaged[0]) else NGRAM
-
-
-def _absolute(name: str) -> str:
-    """A local model's folder or config file by its absolute path; a hub name as it is."""
-    path = local_path(name) or Path(name)
-    return str(path.resolve()) if path.exists() else name
+    return "draft" if request.target in ("target", default_pair()[0]) else NGRAM
 
 
 def _precision(request: PlanRequest, directory: ModelDirectory) -> Precision:
@@ -264,7 +257,7 @@ def _write(
         for stage in layout.stages
     )
     planned = ClusterFile(
-        _absolute(request.target),
+        absolute_name(request.target),
         placed_absolutely(_draft(request)),
         layout.draft.name,
         context,

@@ -126,8 +126,8 @@ def _append_only(facts: BrokerFacts) -> Iterator[Finding]:
             SUBJECT,
             "Redis 7.0 replays scripts and transactions as the default user, which is restricted "
             "here: a restart loses them without a word",
-            "set `user default off nopass ~* &* +@all` (nobody can log in as a user that is off), "
-            "or use Redis 7.2 or Valkey 9",
+            "set `user default off resetpass ~* &* +@all` (nobody can log in as a user that is "
+            "off), or use Redis 7.2 or Valkey 9",
         )
     match (facts.config or {}).get("appendfsync", ""):
         case "always":

@@ -31,6 +31,8 @@ _TOP = {
     "stage": list,
 }
 _STAGE = {"box": str, "layers": str, "dtype": str, "device": str}
+#: What an entry is that a file lacks.
+_DEFAULTS = {"draft_dtype": AUTO, "dtype": AUTO, "device": AUTO}
 _LINK = {"latency_ms": float, "mbit": float}
 _KINDS = {str: "text", int: "a whole number", float: "a number", dict: "a table", list: "tables"}
 
@@ -176,16 +178,15 @@ def parse_cluster(text: str) -> ClusterFile:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"it is no TOML: {error}") from None
-    _check_entries(table, _TOP, "")
-    link = _number_entries(table["link"])
-    _check_entries(link, _LINK, "link.")
+    table = _entries(table, _TOP, "")
+    link = _entries(_number_entries(table["link"]), _LINK, "link.")
     stages = []
     for number, entries in enumerate(table["stage"], start=1):
         if not isinstance(entries, dict):
             raise ConfigError("stage is no list of tables; expected [[stage]] for every stage")
-        _check_entries(entries, _STAGE, f"stage {number}: ")
+        whole = _entries(entries, _STAGE, f"stage {number}: ")
         try:
-            stages.append(_stage(entries))
+            stages.append(_stage(whole))
         except ConfigError as error:
             raise ConfigError(f"stage {number}: {error}") from None
     return ClusterFile(
@@ -207,7 +208,10 @@ def _stage(entries: Mapping[str, str]) -> ClusterStage:
     return ClusterStage(entries["box"], layers, entries["dtype"], entries["device"])
 
 
-def _check_entries(table: Mapping[str, Any], kinds: Mapping[str, type], where: str) -> None:
+def _entries(table: Mapping[str, Any], kinds: Mapping[str, type], where: str) -> dict[str, Any]:
+    """``table`` with defaults of what it may lack; ConfigError unless it is of ``kinds``."""
+    defaults = {name: value for name, value in _DEFAULTS.items() if name in kinds}
+    table = {**defaults, **table}
     unknown = sorted(set(table) - set(kinds))
     if unknown:
         raise ConfigError(f"{where}unknown entry {unknown[0]!r}; expected: {', '.join(kinds)}")
@@ -216,6 +220,7 @@ def _check_entries(table: Mapping[str, Any], kinds: Mapping[str, type], where: s
             raise ConfigError(f"{where}{name} is missing; expected {_KINDS[kind]}")
         if type(table[name]) is not kind:
             raise ConfigError(f"{where}{name} is {table[name]!r}; expected {_KINDS[kind]}")
+    return table
 
 
 def _number_entries(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -364,13 +364,18 @@ class Scheduler:
             f"the {self._worker_name(lost.role)} was lost, and the job had lost {MOST_AGAIN} "
             "workers before; submit the job again"
         )
+        losses = self._control.job(job).get("again")
         code = self._control.revoke(
             job, "error", error, LOST, by=self._generation, lost=lost, again=MOST_AGAIN
         )
         if code is Code.STALE:  # the worker is there again, or its role is not free yet
             return
-        state = self._control.job(job).get("state", "unknown")
-        self._log.warning("worker lost", job=job, role=lost.role, code=code.name, state=state)
+        known = self._control.job(job)
+        state = known.get("state", "unknown")
+        if state == "queued" and known.get("again") == losses:
+            self._log.info("worker left", job=job, role=lost.role)
+        else:
+            self._log.warning("worker lost", job=job, role=lost.role, code=code.name, state=state)
 
     def _revoke(self, job: str, error: str, cause: str = LOST) -> None:
         code = self._control.revoke(job, "error", error, cause, by=self._generation)

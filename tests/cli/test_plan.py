@@ -10,6 +10,7 @@ import pytest
 
 from flowspec.model.weights.directory import default_pair
 from flowspec.plan.cluster_file import read_cluster
+from tests import gguf_files
 from tests.cli.conftest import Command
 
 CONFIG = {
@@ -65,6 +66,19 @@ def test_a_cluster_file_may_be_used_from_any_folder(
     assert read_cluster(out).model == model
 
 
+def test_a_gguf_file_and_packaged_models_are_named_as_they_were(
+    command: Command, tmp_path: Path
+) -> None:
+    """Not by the folders that they have on this machine alone."""
+    file, out = tmp_path / "model.gguf", tmp_path / "cluster.toml"
+    gguf_files.write(file)
+    for model, draft in ((str(file), "draft:ngram"), ("target", "draft+ngram")):
+        boxes = ("--dry", "--boxes", "box:8GiB@20GB/s", "--draft", draft, "--out", str(out))
+        status, _, err = command("plan", model, *boxes)
+        assert (status, err) == (0, "")
+        assert (read_cluster(out).model, read_cluster(out).draft) == (model, draft)
+
+
 def test_fewer_boxes_are_told_where_they_are_faster(command: Command, tmp_path: Path) -> None:
     """Over slow links a second stage costs a hop, and a box for the draft gains nothing."""
     status, said, _ = command(
@@ -99,7 +113,7 @@ def test_this_machine_is_measured_and_split(command: Command, tmp_path: Path) ->
     assert (status, err) == (0, "")
     assert said.startswith("Times are measured on this machine")
     cluster = read_cluster(out)
-    assert (cluster.model, cluster.draft) == default_pair()
+    assert (cluster.model, cluster.draft) == ("target", "draft")
     assert {stage.device for stage in cluster.stages} == {"cpu"}
     assert 0 < cluster.link.latency < 0.1
 

@@ -268,7 +268,7 @@ def test_a_recording_replays_and_an_edited_one_does_not(
             (["generate", "hi", "--jobs", "0"], "--jobs is 0; expected 1 or more"),
             (
                 ["generate", "hi", "--target", "/no/model", "--draft", "/no/model"],
-                "model folder /no/model does not exist",
+                "model /no/model does not exist",
             ),
             (["generate", "hi", "--target", "/tmp"], "/tmp is not a model: it has no config.json"),
             (["generate", "hi", "--models", "draft"], "expected at least DRAFT,TARGET"),
@@ -291,7 +291,7 @@ def test_a_recording_replays_and_an_edited_one_does_not(
             ),
             (
                 ["generate", "hi", "--models", "draft,/no/model,target", "--strategy", "pipespec"],
-                "model folder /no/model does not exist",
+                "model /no/model does not exist",
             ),
             (["generate", "hi", "--draft", "ngram+"], "is no list of drafters"),
             (
@@ -300,7 +300,7 @@ def test_a_recording_replays_and_an_edited_one_does_not(
             ),
             (
                 ["generate", "hi", "--draft", "ngram+/no/model"],
-                "model folder /no/model does not exist",
+                "model /no/model does not exist",
             ),
             (
                 ["generate", "hi", "--target", "medium", "--draft", "head"],

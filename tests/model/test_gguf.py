@@ -22,6 +22,7 @@ from flowspec.model.weights.convert import write_folder
 from flowspec.model.weights.directory import ModelDirectory, default_pair, open_directory
 from flowspec.model.weights.gguf import INDEX
 from flowspec.model.weights.manifest import AS_STORED
+from flowspec.model.weights.precision import declared
 from flowspec.model.weights.quantise import dequantise
 from flowspec.model.weights.same_tokenizer import difference, load_tokenizer
 from flowspec.model.weights.stored_weight import StoredWeight
@@ -291,6 +292,9 @@ def test_the_library_reads_what_was_converted(tmp_path: Path, family: str) -> No
         assert torch.equal(made.state_dict()[name], expected), name
         assert torch.equal(ours.state_dict()[name], expected), name
     assert difference(directory.path, tmp_path / "made") == ""
+    said = open_directory(str(tmp_path / "made")).config
+    assert (said["dtype"], said["architectures"]) == ("float32", [type(made).__name__])
+    assert declared(said) == "float32"
     with pytest.raises(ConfigError, match="exists already"):
         write_folder(directory, tmp_path / "made", "float32")
     with pytest.raises(ConfigError, match="only a GGUF file is converted"):

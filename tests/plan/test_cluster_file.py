@@ -83,6 +83,12 @@ GOOD = write_cluster(
 )
 
 
+def test_precisions_and_devices_may_be_left_out() -> None:
+    bare = "\n".join(line for line in GOOD.splitlines() if "auto" not in line)
+    assert bare.count("\n") == GOOD.count("\n") - 4
+    assert parse_cluster(bare) == parse_cluster(GOOD)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 
+from flowspec import observe
 from flowspec.core.protocol.causes import LATE
 from flowspec.core.protocol.codes import Code
 from flowspec.errors import BrokerError, BrokerFull, ConfigError
@@ -139,6 +140,30 @@ def test_a_job_that_lost_a_worker_waits_for_another(rig: Rig, how: str) -> None:
     assert after == generations(control)
     assert after == {**before, "verify-2": after["verify-2"]}
     assert after["verify-2"] > before["verify-2"]
+
+
+@pytest.mark.parametrize(("leaves", "told"), [(True, "worker left"), (False, "worker lost")])
+def test_a_worker_that_hands_its_job_on_is_not_told_as_lost(
+    rig: Rig,
+    leaves: bool,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FLOWSPEC_LOG", "info")
+    observe.configure()
+    control = rig.control()
+    scheduler = Scheduler(control, 2, late_seconds=0.0)
+    lease(control, *ROLES)
+    job = submit(scheduler, control)
+    scheduler.turn()
+    control.release("verify-2", "t-verify-2", leaves=leaves)
+    scheduler.turn()
+    monkeypatch.undo()
+    observe.configure()
+    assert control.queued() == [job]
+    said = capsys.readouterr().err
+    assert told in said and said.count("worker l") == 1
 
 
 def test_a_job_whose_workers_are_lost_again_and_again_ends(rig: Rig) -> None:

@@ -120,7 +120,7 @@ def test_a_segment_and_its_rows_are_one_entry_in_the_receivers_inbox(pair: Pair)
     assert entries_in(pair, Keys().log(S1)) == 1, "the Open alone"
     (link,) = pair.peers.facts()["links"].values()  # type: ignore[attr-defined]
     assert link["way"] == "straight"
-    assert link["latency_ms"] >= 0 and link["mbit"] > 0
+    assert link["latency_ms"] >= 0 and (link["mbit"] is None or link["mbit"] > 0)
 
 
 def test_segments_of_several_runs_and_their_rows_are_one_entry_there(pair: Pair) -> None:
@@ -462,7 +462,7 @@ def test_a_link_through_the_broker_tells_the_way_there(server: PrivateBroker) ->
     (link,) = peers.facts()["links"].values()  # type: ignore[attr-defined]
     assert link["way"] == "broker"
     assert 0 < link["latency_ms"] < 1000
-    assert link["mbit"] > 0
+    assert link["mbit"] is None or link["mbit"] > 0
     peers.close()
 
 

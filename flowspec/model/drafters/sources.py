@@ -19,7 +19,13 @@ from flowspec.model.base import DraftExecutor
 from flowspec.model.drafters.kinds import BLOCK, NGRAM, FolderKind, kind_of
 from flowspec.model.layers.taps import Taps
 from flowspec.model.weights import formats
-from flowspec.model.weights.directory import ModelDirectory, check_pair, fetch_weights, local_path
+from flowspec.model.weights.directory import (
+    ModelDirectory,
+    absolute_name,
+    check_pair,
+    fetch_weights,
+    local_path,
+)
 from flowspec.model.weights.precision import AUTO
 
 #: A prefix that no tensor has, for callers that need the tensors' names only.
@@ -79,8 +85,8 @@ def source_names(draft: str) -> tuple[str, ...]:
 
 
 def placed_absolutely(draft: str) -> str:
-    """``draft`` with its folders by their absolute paths, for use from any other folder."""
-    return ":".join("+".join(str(_meant(name)) for name in names) for names in _split(draft))
+    """``draft`` with its folders as in ``absolute_name``."""
+    return ":".join("+".join(map(absolute_name, names)) for names in _split(draft))
 
 
 def _merged(draft: str) -> tuple[tuple[str, ...], ...]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from flowspec.errors import ConfigError
 from flowspec.model.weights import gguf
 from flowspec.model.weights.directory import ModelDirectory
+from flowspec.model.weights.precision import OWN
 from flowspec.model.weights.tensor_files import NewTensor, write_tensors
 from flowspec.model.weights.tensors import read_tensor
 
@@ -49,8 +52,9 @@ def write_folder(directory: ModelDirectory, out: Path, dtype: str) -> None:
         raise ConfigError(f"{out} cannot be written: {error.strerror}") from None
     try:
         for file in directory.path.iterdir():
-            if file.name != gguf.INDEX:
+            if file.name not in (gguf.INDEX, "config.json"):
                 shutil.copyfile(file, made / file.name)
+        (made / "config.json").write_text(json.dumps(_config(directory, dtype), indent=1))
         write_tensors(made / "model.safetensors", tensors, chunks())
         made.chmod(0o755)
         made.rename(out)
@@ -58,3 +62,11 @@ def write_folder(directory: ModelDirectory, out: Path, dtype: str) -> None:
         raise ConfigError(f"{out} cannot be written: {error.strerror}") from None
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+def _config(directory: ModelDirectory, dtype: str) -> dict[str, Any]:
+    """The config of plain weights in ``dtype``, with the library's name of the model."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
+
+    own = {name: value for name, value in directory.config.items() if name != OWN}
+    return {**own, "dtype": dtype, "architectures": [NAMES[own["model_type"]]]}

@@ -297,7 +297,10 @@ def open_directory(name: str) -> ModelDirectory:
     if expanded(name).exists():
         raise ModelError(f"{name} is a file; expected a model directory, or a GGUF file")
     if not _looks_like_hub_name(name):
-        raise ModelError(f"model folder {name} does not exist")
+        raise ModelError(
+            f"model {name} does not exist; expected a folder, a GGUF file, a hub name like "
+            f"org/model, or a packaged model: {', '.join(PACKAGED)}"
+        )
     return _checked(_snapshot(name, [*_TEXT_FILES]))
 
 
@@ -343,6 +346,12 @@ def local_path(name: str) -> Path | None:
     if not path.exists() and name in PACKAGED:
         path = _PACKAGE / name
     return path if name and path.is_dir() else None
+
+
+def absolute_name(name: str) -> str:
+    """``name`` for use from any other folder: a local one's absolute path, else as it is."""
+    path = expanded(name)
+    return str(path.resolve()) if name and path.exists() else name
 
 
 def check_name(name: str) -> None:

@@ -175,7 +175,11 @@ def _describe(files: Sequence[Path], folder: Path) -> None:
     try:
         readers = [GGUFReader(part) for part in files]
     except Exception as error:  # noqa: BLE001 - whatever a damaged file makes of the reader
-        raise ModelError(f"{files[0]} cannot be read as GGUF: {_line(error)}; {_DAMAGED}") from None
+        sizes = " and ".join(f"{file.name} of {file.stat().st_size} bytes" for file in files)
+        raise ModelError(
+            f"{files[0]} cannot be read as GGUF, {sizes} is damaged or cut short: {_line(error)}; "
+            f"{_DAMAGED}"
+        ) from None
     facts = _Facts(readers[0], files[0])
     index = _index(readers, files, facts)
     config = _config(files[0], facts, readers, index)

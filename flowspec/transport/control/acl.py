@@ -74,8 +74,10 @@ def acl_file(found: Sequence[User], passwords: Sequence[str]) -> str:
 
     Nobody can log in as ``default``, which has all permissions: when a server of Redis 7.0 replays
     its log of writes it runs the transactions as this user, and loses those that it may not do.
+    It has no password, and ``nopass`` would be another thing: a server whose ``default`` needs none
+    is in protected mode and serves its own machine alone.
     """
-    lines = ["user default off nopass ~* &* +@all"]
+    lines = ["user default off resetpass ~* &* +@all"]
     lines += [user.line(password) for user, password in zip(found, passwords, strict=True)]
     return "\n".join(lines) + "\n"
 

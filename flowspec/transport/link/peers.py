@@ -33,22 +33,25 @@ _PINGS = 5
 _BULK = b"\x00" * (128 << 10)
 #: Writes between two looks at the length of the receiver's stream.
 _MEASURE_EVERY = 32
+#: Bytes per second beyond which a way's bandwidth is not known.
+MOST_BANDWIDTH = 1e10
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWay:
-    """A measured way: ``latency`` one way in seconds, ``bandwidth`` in bytes per second."""
+    """A measured way: ``latency`` one way in seconds, ``bandwidth`` in bytes per second.
+
+    ``MOST_BANDWIDTH``: a payload took no longer than nothing did.
+    """
 
     latency: float
     bandwidth: float
 
     @property
     def facts(self) -> dict[str, object]:
-        """For ``status``: milliseconds and Mbit/s."""
-        return {
-            "latency_ms": round(self.latency * 1e3, 3),
-            "mbit": round(self.bandwidth * 8 / 1e6, 1),
-        }
+        """For ``status``: milliseconds and Mbit/s; None: it is too fast to be measured so."""
+        mbit = round(self.bandwidth * 8 / 1e6, 1) if self.bandwidth < MOST_BANDWIDTH else None
+        return {"latency_ms": round(self.latency * 1e3, 3), "mbit": mbit}
 
 
 class Posted(NamedTuple):
@@ -119,7 +122,9 @@ def measure(client: PipelinedClient) -> MeasuredWay:
 
     trip = statistics.median(seconds(("PING",)) for _ in range(_PINGS))
     loaded = statistics.median(seconds(("PING", _BULK)) for _ in range(3))
-    return MeasuredWay(trip / 2, 2 * len(_BULK) / max(loaded - trip, 1e-6))
+    return MeasuredWay(
+        trip / 2, 2 * len(_BULK) / max(loaded - trip, 2 * len(_BULK) / MOST_BANDWIDTH)
+    )
 
 
 class Peers:
@@ -274,8 +279,8 @@ class Peers:
             inbox = PeerInbox(announced)
         except (BrokerError, ConfigError) as error:
             self._refused[to] = (announced, time.monotonic() + RETRY_SECONDS)
-            self._reasons[to] = str(error)
-            self._log.warning("link goes through the broker", to=str(to), reason=str(error))
+            self._reasons[to] = reason = str(error).replace("the broker", "its inbox", 1)
+            self._log.warning("link goes through the broker", to=str(to), reason=reason)
             return
         self._offered[to] = announced
         self._offers[to] = inbox
