@@ -65,7 +65,7 @@ def test_a_good_broker_needs_nothing() -> None:
             {"kind": "Redis", "version": (7, 0, 15), "default_restricted": True},
             Severity.ERROR,
             "a restart loses them",
-            "user default off nopass",
+            "user default off resetpass",
         ),
         ({"password": False}, Severity.NOTE, "every user of its machine", "requirepass"),
         (

@@ -112,6 +112,8 @@ class MemoryControl:
             facts = {"state": entry.state.value, "epoch": str(entry.epoch)}
             if entry.offset is not None:
                 facts |= {"offset": str(entry.offset), "emitted": str(entry.emitted)}
+            if entry.again:
+                facts["again"] = str(entry.again)
             return {**facts, **fields, **self._broker.jobs[job].facts}
 
     def holders(self, job: str) -> dict[str, int]:

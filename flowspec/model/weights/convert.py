@@ -54,7 +54,8 @@ def write_folder(directory: ModelDirectory, out: Path, dtype: str) -> None:
         for file in directory.path.iterdir():
             if file.name not in (gguf.INDEX, "config.json"):
                 shutil.copyfile(file, made / file.name)
-        (made / "config.json").write_text(json.dumps(_config(directory, dtype), indent=1))
+        config = json.dumps(_config(directory, dtype), indent=1)
+        (made / "config.json").write_text(config, encoding="utf-8")
         write_tensors(made / "model.safetensors", tensors, chunks())
         made.chmod(0o755)
         made.rename(out)

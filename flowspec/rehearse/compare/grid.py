@@ -94,8 +94,8 @@ class BenchPlan:
         for temperature in self.temperatures:
             Sampling(temperature, seed=self.seed)
         for source in self.sources:
-            drafter_of(source, models_of(self.profile))
             self.profile.check_source(canonical(source))
+            drafter_of(source, models_of(self.profile))
         self.profile.way.check(min(self.stages))
         widths = {
             name: max(build(name, stages).draft_width for stages in self.stages)

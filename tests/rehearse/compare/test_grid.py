@@ -311,8 +311,8 @@ def test_every_row_is_run_once_and_has_a_baseline(
     [
         ({"strategies": ()}, "nothing to run"),
         ({"strategies": ("quick",)}, "unknown strategy 'quick'"),
-        ({"sources": ("medusa",)}, "unknown draft source 'medusa'"),
-        ({"sources": ("slm:medusa",)}, "unknown draft source 'medusa'"),
+        ({"sources": ("medusa",)}, "has no drafter 'medusa'"),
+        ({"sources": ("slm:medusa",)}, "has no drafter 'medusa'"),
         ({"sources": ("slm:draft",)}, "names one drafter twice; .*; draft means slm"),
         ({"sources": ("slm+draft",)}, "names one drafter twice; .*; draft means slm"),
         ({"sources": ("slm:",)}, "has an empty name"),
