@@ -96,13 +96,11 @@ def _say_up(setup: Setup) -> None:
     assert found is not None
     sys.stderr.write(
         f"serving {setup.target} on {counted(setup.stages, 'stage')}; "
-        "`flowspec submit`, `watch`, `status` and `down` find it, other programs by:\n"
+        "`flowspec submit`, `watch`, `status` and `down` find it, other programs by the last line\n"
     )
     parts = urlsplit(found.url)
     if parts.scheme == "unix":
-        sys.stderr.write(
-            f"redis-cli by: REDISCLI_AUTH='{parts.password}' redis-cli -s {parts.path}\n"
-        )
+        sys.stderr.write(f"redis-cli: REDISCLI_AUTH='{parts.password}' redis-cli -s {parts.path}\n")
     sys.stdout.write(f"export FLOWSPEC_REDIS_URL='{found.url}'\n")
 
 

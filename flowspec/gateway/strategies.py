@@ -44,14 +44,18 @@ class ClientStrategies:
         """The strategy of a request that ``wanted`` one; an error if it may not choose that."""
         if not wanted or wanted == self._default:
             return self._default
-        try:
-            name, _ = parse(wanted)
-        except ConfigError as error:
-            raise refused(str(error), "strategy") from None
+        name = wanted.partition(":")[0].strip()
+        allowed = f"allowed are: {', '.join(self._names)}"
+        if name not in STRATEGIES:
+            raise refused(f"unknown strategy {name!r}; {allowed}", "strategy")
         if name not in self._names:
             raise refused(
-                f"the strategy {name} is not allowed here; allowed are: {', '.join(self._names)}",
+                f"the strategy {name} is not allowed here; {allowed}",
                 "strategy",
                 "strategy_not_allowed",
             )
+        try:
+            parse(wanted)
+        except ConfigError as error:
+            raise refused(str(error), "strategy") from None
         return wanted

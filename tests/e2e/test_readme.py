@@ -32,7 +32,7 @@ def demo() -> tuple[str, int, str]:
     makefile = (ROOT / "Makefile").read_text()
     prompt = re.search(r"^QUESTION := (.*)$", makefile, re.MULTILINE)
     count = re.search(r'generate "\$\(QUESTION\)" --max-new-tokens (\d+)', makefile)
-    draft = re.search(r"--target \$\(MODEL\) --draft ([\w:-]+)\)", makefile)
+    draft = re.search(r"--target \$\(MODEL\) --draft ([\w:+-]+)\)", makefile)
     assert prompt is not None
     assert count is not None
     assert draft is not None
