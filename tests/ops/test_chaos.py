@@ -62,3 +62,10 @@ def test_a_process_that_collects_open_files_is_seen() -> None:
     found = chaos.SeedResult(3)
     chaos._check_files({1: 20, 2: 20, 3: 5}, {1: 20 + chaos.MORE_FILES, 2: 60, 4: 900}, found)
     assert found.problems == ["seed 3: a process had 20 files open and has 60"]
+
+
+@pytest.mark.gate
+@pytest.mark.live
+@pytest.mark.parametrize(("seed", "faults"), [(200, "killed"), (201, "broker"), (202, "entry")])
+def test_a_pipeline_of_the_gate_serves_on(seed: int, faults: str) -> None:
+    assert chaos.run(seed, 3, faults).problems == []

@@ -1,0 +1,139 @@
+"""What a token's time owes to fences, leases, checksums and recordings.
+
+    python -m ops.bench.safeguards [--target DIR --draft NAME] [--repeats 40] [--tokens 96]
+
+Pipelines of real processes on two stages, beside each other, and the same text from each in turn.
+One is as it is; in each of the others something is left out of all processes: *checksums*, of rows
+and of recordings, are 0; *fences*: scripts take every caller as a holder of the job, and every
+epoch as its own; *leases* last an hour and are not renewed. The text is also recorded in the first.
+*Ratio*: the median over turns of a text's time as it is, over that of the other in the same turn,
+with its 95% interval by order statistics; of recording the recorded text's over the other. Prints
+Markdown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import statistics
+import tempfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from flowspec.client import Client
+from flowspec.cluster import Cluster, Setup
+from flowspec.core.protocol.lease import TERMS
+from flowspec.model.weights.directory import default_pair
+from flowspec.rehearse.compare.report import Estimate
+from flowspec.transport.connections import scripts
+from ops.bench.arguments import count
+from ops.bench.report import machine_line
+from ops.parser import Parser
+from ops.peer.pipelines import seconds_per_token
+
+PROMPT = "Describe how to open a text file in Python."
+STRATEGIES = ("autoregressive", "flowspec")
+PARTS = ("checksums", "fences", "leases")
+ALL = ",".join(PARTS)
+#: What is left out of a process, by commas; a fork server is only for processes of one value.
+VARIABLE = "SAFEGUARDS_LEFT_OUT"
+_HOUR_MS = 3_600_000
+_ROOT = Path(__file__).parents[2]
+
+
+def leave_out(parts: Sequence[str]) -> None:
+    """Leave ``parts`` out of this process."""
+    if "checksums" in parts:
+        zlib.crc32 = lambda *_: 0
+    if "leases" in parts:
+        for name in ("shortest_ms", "longest_ms", "loading_ms"):
+            object.__setattr__(TERMS, name, _HOUR_MS)
+        object.__setattr__(TERMS, "renew_seconds", _HOUR_MS / 1e3)
+    if "fences" in parts:
+        read = scripts.read
+        scripts.read = lambda file, includes: unfenced(read(file, includes))
+
+
+def unfenced(script: scripts.Script) -> scripts.Script:
+    """``script`` without the look at its caller's generation and the run's epoch."""
+    text = re.sub(
+        r"local function fenced\(.*?\nend\n",
+        "local function fenced() return true end\n",
+        script.text,
+        flags=re.DOTALL,
+    )
+    return replace(script, text=text, sha=hashlib.sha1(text.encode()).hexdigest())
+
+
+@contextmanager
+def pipeline(pair: tuple[str, str], without: str) -> Iterator[Client]:
+    """A pipeline whose processes leave out ``without``, and a client of it."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        own = "import os\nfrom ops.bench.safeguards import leave_out\n"
+        own += f"leave_out(os.environ.get({VARIABLE!r}, '').split(','))\n"
+        (Path(folder) / "sitecustomize.py").write_text(own, encoding="utf-8")
+        before = dict(os.environ)
+        os.environ |= {VARIABLE: without, "PYTHONPATH": f"{folder}:{_ROOT}"}
+        stack.callback(os.environ.update, before)
+        cluster = stack.enter_context(Cluster(Setup(*pair, 2)))
+        yield stack.enter_context(Client(cluster.url))
+
+
+def milliseconds(client: Client, strategy: str, tokens: int, *, record: bool) -> float:
+    """Milliseconds per token of a text after its first."""
+    job = client.submit(
+        PROMPT, max_new_tokens=tokens, strategy=strategy, record=record, reuse=False
+    )
+    done = job.result()
+    return seconds_per_token(done) * 1e3
+
+
+def tables(pair: tuple[str, str], repeats: int, tokens: int) -> Iterator[str]:
+    """A line for every strategy and part."""
+    yield "| strategy | | ms a token | ratio (95%) |"
+    yield "|---|---|---|---|"
+    with ExitStack() as stack:
+        whole, *others = (
+            stack.enter_context(pipeline(pair, without)) for without in ("", *PARTS, ALL)
+        )
+        ways = [(whole, False), *((other, False) for other in others), (whole, True)]
+        for strategy in STRATEGIES:
+            taken: list[list[float]] = [[] for _ in ways]
+            for turn in range(repeats + 2):
+                for times, (client, record) in zip(taken, ways, strict=True):
+                    found = milliseconds(client, strategy, tokens, record=record)
+                    times += [found] if turn >= 2 else []  # a pipeline's first texts are slower
+            yield f"| {strategy} | as it is | {statistics.median(taken[0]):.3f} | |"
+            for name, times in zip((*PARTS, "all three"), taken[1:-1], strict=True):
+                yield _line(strategy, f"without {name}", times, taken[0], times)
+            yield _line(strategy, "recorded", taken[-1], taken[-1], taken[0])
+
+
+def _line(
+    strategy: str, name: str, own: Sequence[float], over: Sequence[float], under: Sequence[float]
+) -> str:
+    found = Estimate.of([one / other for one, other in zip(over, under, strict=True)])
+    assert found is not None
+    interval = f" ({found.low:.3f} to {found.high:.3f})" if found.low is not None else ""
+    return f"| {strategy} | {name} | {statistics.median(own):.3f} | {found.median:.3f}{interval} |"
+
+
+def main() -> None:
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
+    target, draft = default_pair()
+    parser.add_argument("--target", default=target, metavar="FOLDER", help="(packaged)")
+    parser.add_argument("--draft", default=draft, help="drafter (packaged)")
+    parser.add_argument("--repeats", type=count, default=40)
+    parser.add_argument("--tokens", type=count, default=96)
+    given = parser.parse_args()
+    print(f"{machine_line()}; {given.repeats} turns of {given.tokens} tokens, two stages, T = 0\n")
+    for line in tables((given.target, given.draft), given.repeats, given.tokens):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
