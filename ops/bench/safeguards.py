@@ -3,12 +3,12 @@
     python -m ops.bench.safeguards [--target DIR --draft NAME] [--repeats 40] [--tokens 96]
 
 Pipelines of real processes on two stages, beside each other, and the same text from each in turn.
-One is as it is; in each of the others something is left out of all processes: *checksums*, of rows
-and of recordings, are 0; *fences*: scripts take every caller as a holder of the job, and every
-epoch as its own; *leases* last an hour and are not renewed. The text is also recorded in the first.
-*Ratio*: the median over turns of a text's time as it is, over that of the other in the same turn,
-with its 95% interval by order statistics; of recording the recorded text's over the other. Prints
-Markdown.
+One is as it is. In others something is left out of all processes: *checksums*, of rows and of
+recordings, are 0; *fences*: scripts take every caller as a holder of the job, and every epoch as
+its own. In one *leases* are renewed ten times a second, as they tell when a worker is ready. In the
+first the text is also recorded. *Ratio*: the median over turns of a text's time with the safeguard,
+or with more of it, over that without in the same turn, and its 95% interval by order statistics.
+Prints Markdown.
 """
 
 from __future__ import annotations
@@ -37,22 +37,18 @@ from ops.peer.pipelines import seconds_per_token
 
 PROMPT = "Describe how to open a text file in Python."
 STRATEGIES = ("autoregressive", "flowspec")
-PARTS = ("checksums", "fences", "leases")
-ALL = ",".join(PARTS)
-#: What is left out of a process, by commas; a fork server is only for processes of one value.
-VARIABLE = "SAFEGUARDS_LEFT_OUT"
-_HOUR_MS = 3_600_000
+LEFT_OUT = ("checksums", "fences", "checksums,fences")
+#: What is changed in a process, by commas; a fork server is only for processes of one value.
+VARIABLE = "SAFEGUARDS_CHANGED"
 _ROOT = Path(__file__).parents[2]
 
 
-def leave_out(parts: Sequence[str]) -> None:
-    """Leave ``parts`` out of this process."""
+def change(parts: Sequence[str]) -> None:
+    """Leave checksums or fences out of this process, or renew its lease ten times a second."""
     if "checksums" in parts:
         zlib.crc32 = lambda *_: 0
     if "leases" in parts:
-        for name in ("shortest_ms", "longest_ms", "loading_ms"):
-            object.__setattr__(TERMS, name, _HOUR_MS)
-        object.__setattr__(TERMS, "renew_seconds", _HOUR_MS / 1e3)
+        object.__setattr__(TERMS, "renew_seconds", 0.1)
     if "fences" in parts:
         read = scripts.read
         scripts.read = lambda file, includes: unfenced(read(file, includes))
@@ -70,14 +66,14 @@ def unfenced(script: scripts.Script) -> scripts.Script:
 
 
 @contextmanager
-def pipeline(pair: tuple[str, str], without: str) -> Iterator[Client]:
-    """A pipeline whose processes leave out ``without``, and a client of it."""
+def pipeline(pair: tuple[str, str], changed: str) -> Iterator[Client]:
+    """A pipeline in whose processes ``changed`` is, and a client of it."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        own = "import os\nfrom ops.bench.safeguards import leave_out\n"
-        own += f"leave_out(os.environ.get({VARIABLE!r}, '').split(','))\n"
+        own = "import os\nfrom ops.bench.safeguards import change\n"
+        own += f"change(os.environ.get({VARIABLE!r}, '').split(','))\n"
         (Path(folder) / "sitecustomize.py").write_text(own, encoding="utf-8")
         before = dict(os.environ)
-        os.environ |= {VARIABLE: without, "PYTHONPATH": f"{folder}:{_ROOT}"}
+        os.environ |= {VARIABLE: changed, "PYTHONPATH": f"{folder}:{_ROOT}"}
         stack.callback(os.environ.update, before)
         cluster = stack.enter_context(Cluster(Setup(*pair, 2)))
         yield stack.enter_context(Client(cluster.url))
@@ -98,7 +94,7 @@ def tables(pair: tuple[str, str], repeats: int, tokens: int) -> Iterator[str]:
     yield "|---|---|---|---|"
     with ExitStack() as stack:
         whole, *others = (
-            stack.enter_context(pipeline(pair, without)) for without in ("", *PARTS, ALL)
+            stack.enter_context(pipeline(pair, changed)) for changed in ("", *LEFT_OUT, "leases")
         )
         ways = [(whole, False), *((other, False) for other in others), (whole, True)]
         for strategy in STRATEGIES:
@@ -108,8 +104,9 @@ def tables(pair: tuple[str, str], repeats: int, tokens: int) -> Iterator[str]:
                     found = milliseconds(client, strategy, tokens, record=record)
                     times += [found] if turn >= 2 else []  # a pipeline's first texts are slower
             yield f"| {strategy} | as it is | {statistics.median(taken[0]):.3f} | |"
-            for name, times in zip((*PARTS, "all three"), taken[1:-1], strict=True):
+            for name, times in zip(LEFT_OUT, taken[1:-2], strict=True):
                 yield _line(strategy, f"without {name}", times, taken[0], times)
+            yield _line(strategy, "leases renewed tenfold", taken[-2], taken[-2], taken[0])
             yield _line(strategy, "recorded", taken[-1], taken[-1], taken[0])
 
 

@@ -154,15 +154,14 @@ def _gateway_killed(pipeline: Pipeline, luck: random.Random) -> None:
     """While it streams an answer; another one in its place answers. Its job does not run on."""
     port = str(_free_port())
     ids = luck.choice(prompts())
-    with _gateway(pipeline, port) as process:
-        streamed = _asked_of(port, ids, stream=True)
+    with _gateway(pipeline, port) as process, _asked_of(port, ids, stream=True) as streamed:
         for _ in range(luck.randrange(1, 40)):
             streamed.readline()
         os.kill(process.pid, luck.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)))
         with suppress(OSError, http.client.HTTPException):
             streamed.read()
-    with _gateway(pipeline, port):
-        answer = json.loads(_asked_of(port, ids, stream=False).read())
+    with _gateway(pipeline, port), _asked_of(port, ids, stream=False) as whole:
+        answer = json.loads(whole.read())
     if answer["choices"][0]["text"] != text_of(greedy(ids)):
         raise RuntimeError("the gateway gave another text")
     _until(lambda: not pipeline.broker.exists(f"{TAG}:running"), "a job runs on for nobody")
@@ -176,11 +175,16 @@ def _gateway(pipeline: Pipeline, port: str) -> Iterator[subprocess.Popen[bytes]]
     nowhere = subprocess.DEVNULL
     with subprocess.Popen(command, env=environment, stdout=nowhere, stderr=nowhere) as process:
         try:
-            _until(lambda: _connected(port, "GET", "/ready").status == 200, "no gateway is ready")
+            _until(lambda: _is_ready(port), "no gateway is ready")
             yield process
         finally:
             process.terminate()
             process.wait(ENDS_SECONDS)
+
+
+def _is_ready(port: str) -> bool:
+    with _connected(port, "GET", "/ready") as answer:
+        return answer.status == 200
 
 
 def _asked_of(port: str, ids: Sequence[int], *, stream: bool) -> http.client.HTTPResponse:
@@ -190,8 +194,13 @@ def _asked_of(port: str, ids: Sequence[int], *, stream: bool) -> http.client.HTT
 
 def _connected(port: str, method: str, path: str, body: str = "") -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=ENDS_SECONDS)
-    connection.request(method, path, body, {"Content-Type": "application/json"})
-    return connection.getresponse()
+    headers = {"Content-Type": "application/json", "Connection": "close"}  # with its answer
+    try:
+        connection.request(method, path, body, headers)
+        return connection.getresponse()
+    except (OSError, http.client.HTTPException):
+        connection.close()
+        raise
 
 
 @fault("broker killed")
@@ -250,7 +259,7 @@ def _fail_over(primary: Any, replica: Any) -> None:
 def _until(holds: Callable[[], object], otherwise: str = "the servers kept their roles") -> None:
     until = time.monotonic() + UP_SECONDS
     while time.monotonic() < until:
-        with suppress(redis.RedisError, OSError, KeyError):
+        with suppress(redis.RedisError, OSError, http.client.HTTPException, KeyError):
             if holds():
                 return
         time.sleep(0.05)
