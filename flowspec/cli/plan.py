@@ -69,7 +69,7 @@ class PlanRequest:
     @property
     def target(self) -> str:
         """The model to plan for; the packaged one if none is given."""
-        return self.model or "target"
+        return self.model or default_pair()[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,8 @@ def _draft(request: PlanRequest) -> str:
     """The draft; as elsewhere, other targets than the packaged one draft with n-grams."""
     if request.draft is not None:
         return request.draft
-    return "draft" if request.target in ("target", default_pair()[0]) else NGRAM
+    packaged = default_pair()
+    return packaged[1] if request.target in ("target", packaged[0]) else NGRAM
 
 
 def _precision(request: PlanRequest, directory: ModelDirectory) -> Precision:

@@ -39,7 +39,9 @@ from flowspec.model.timing import (
     siblings,
 )
 from flowspec.model.weights.directory import (
+    PACKAGED,
     ModelDirectory,
+    absolute_name,
     default_pair,
     fetch_weights,
     layer_ranges,
@@ -166,7 +168,8 @@ mbit = {plan.mbit:g}
 
 def _models(target: str, drafters: Mapping[str, str]) -> dict[str, str]:
     """The measured models by their names in a profile; empty: they are the packaged ones."""
-    if target == default_pair()[0]:
+    packaged = (*default_pair(), *PACKAGED, NGRAM)
+    if {target, *drafters.values()} <= {*packaged} and absolute_name(target) == PACKAGED[0]:
         return {}
     return {
         "target": target,

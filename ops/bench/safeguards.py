@@ -75,6 +75,7 @@ def pipeline(pair: tuple[str, str], changed: str) -> Iterator[Client]:
         before = dict(os.environ)
         os.environ |= {VARIABLE: changed, "PYTHONPATH": f"{folder}:{_ROOT}"}
         stack.callback(os.environ.update, before)
+        stack.callback(os.environ.clear)
         cluster = stack.enter_context(Cluster(Setup(*pair, 2)))
         yield stack.enter_context(Client(cluster.url))
 

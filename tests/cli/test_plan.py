@@ -79,6 +79,27 @@ def test_a_gguf_file_and_packaged_models_are_named_as_they_were(
         assert (read_cluster(out).model, read_cluster(out).draft) == (model, draft)
 
 
+def test_a_link_to_a_gguf_file_keeps_its_name(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the hub's cache, whose files have no suffix; folders of models' names are not meant."""
+    file, link, out = tmp_path / "blob", tmp_path / "model.gguf", tmp_path / "cluster.toml"
+    gguf_files.write(tmp_path / "whole.gguf")
+    (tmp_path / "whole.gguf").rename(file)
+    link.symlink_to(file)
+    monkeypatch.chdir(tmp_path)
+    for folder in ("target", "ngram"):
+        (tmp_path / folder).mkdir()
+    boxes = ("--dry", "--boxes", "box:8GiB@20GB/s", "--out", str(out))
+    for words, named in (
+        ((str(link), "--draft", "ngram"), (str(link), "ngram")),
+        ((), ("target", "draft")),
+    ):
+        status, _, err = command("plan", *words, *boxes)
+        assert (status, err) == (0, "")
+        assert (read_cluster(out).model, read_cluster(out).draft) == named
+
+
 def test_fewer_boxes_are_told_where_they_are_faster(command: Command, tmp_path: Path) -> None:
     """Over slow links a second stage costs a hop, and a box for the draft gains nothing."""
     status, said, _ = command(

@@ -86,7 +86,10 @@ def source_names(draft: str) -> tuple[str, ...]:
 
 def placed_absolutely(draft: str) -> str:
     """``draft`` with its folders as in ``absolute_name``."""
-    return ":".join("+".join(map(absolute_name, names)) for names in _split(draft))
+    return ":".join(
+        "+".join(name if name == NGRAM else absolute_name(name) for name in names)
+        for names in _split(draft)
+    )
 
 
 def _merged(draft: str) -> tuple[tuple[str, ...], ...]:

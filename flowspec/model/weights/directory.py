@@ -349,9 +349,14 @@ def local_path(name: str) -> Path | None:
 
 
 def absolute_name(name: str) -> str:
-    """``name`` for use from any other folder: a local one's absolute path, else as it is."""
-    path = expanded(name)
-    return str(path.resolve()) if name and path.exists() else name
+    """``name`` for use from any other folder: a local one's absolute path, else as it is.
+
+    A link is not followed, since a name's end tells what a file is. Of a packaged model its name.
+    """
+    path = expanded(name).absolute()
+    if path.parent == _PACKAGE and path.name in PACKAGED:
+        return path.name
+    return str(path) if name and path.exists() else name
 
 
 def check_name(name: str) -> None:
