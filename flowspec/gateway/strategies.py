@@ -44,7 +44,7 @@ class ClientStrategies:
         """The strategy of a request that ``wanted`` one; an error if it may not choose that."""
         if not wanted or wanted == self._default:
             return self._default
-        name = wanted.partition(":")[0].strip()
+        name = wanted.partition(":")[0]
         allowed = f"allowed are: {', '.join(self._names)}"
         if name not in STRATEGIES:
             raise refused(f"unknown strategy {name!r}; {allowed}", "strategy")

@@ -39,14 +39,13 @@ from flowspec.model.timing import (
     siblings,
 )
 from flowspec.model.weights.directory import (
-    PACKAGED,
     ModelDirectory,
     absolute_name,
-    default_pair,
     fetch_weights,
     layer_ranges,
 )
 from flowspec.model.weights.precision import AUTO, check_dtype
+from flowspec.rehearse.compare.naming import PACKAGED
 from flowspec.rehearse.devices.profile import LinkShape, Profile, Times
 
 #: Candidates per row, the width of FlowSpec's beam (docs/algorithms.md#flowspec).
@@ -168,13 +167,13 @@ mbit = {plan.mbit:g}
 
 def _models(target: str, drafters: Mapping[str, str]) -> dict[str, str]:
     """The measured models by their names in a profile; empty: they are the packaged ones."""
-    packaged = (*default_pair(), *PACKAGED, NGRAM)
-    if {target, *drafters.values()} <= {*packaged} and absolute_name(target) == PACKAGED[0]:
+    measured = {"target": target, **drafters}
+    if all(
+        absolute_name(PACKAGED.get(kind, "")) == absolute_name(name)
+        for kind, name in measured.items()
+    ):
         return {}
-    return {
-        "target": target,
-        **{kind: name for kind, name in drafters.items() if kind not in (NGRAM, BLOCK.name)},
-    }
+    return {kind: name for kind, name in measured.items() if kind not in (NGRAM, BLOCK.name)}
 
 
 def _points(times: Times) -> str:

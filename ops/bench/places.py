@@ -84,13 +84,12 @@ def _table(rows: Sequence[ReportRow]) -> list[str]:
         "| strategy | draft |" + "".join(f" {link:g} ms |" for link in links),
         "|---|---|" + "---|" * len(links),
     ]
-    for strategy, source in dict.fromkeys((row.strategy, row.source) for row in rows):
-        own = {
-            row.latency_ms: row for row in rows if (row.strategy, row.source) == (strategy, source)
-        }
-        lines.append(
-            f"| {strategy} | {source} |" + "".join(_shown(own[link], least[link]) for link in links)
-        )
+    by_system: dict[tuple[str, str], dict[float, str]] = {}
+    for row in rows:
+        shown = by_system.setdefault((row.strategy, row.source), {})
+        shown[row.latency_ms] = _shown(row, least[row.latency_ms])
+    for (strategy, source), shown in by_system.items():
+        lines.append(f"| {strategy} | {source} |" + "".join(shown[link] for link in links))
     return lines
 
 

@@ -1,4 +1,4 @@
-"""What a token's time owes to fences, leases, checksums and recordings.
+"""The share of a token's time that fences, leases, checksums and recordings take.
 
     python -m ops.bench.safeguards [--target DIR --draft NAME] [--repeats 40] [--tokens 96]
 

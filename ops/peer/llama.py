@@ -22,6 +22,7 @@ from pathlib import Path
 from flowspec.errors import ClusterError
 from flowspec.model.weights.directory import layer_ranges
 from flowspec.transport.connections.server import die_with_parent
+from flowspec.transport.link.inbox import free_port
 from ops.peer.install import Peer
 
 #: Time limits of a server or relay to listen, and of a run.
@@ -176,7 +177,7 @@ def servers(peer: Peer, count: int, logs: Path) -> Iterator[list[str]]:
     with contextlib.ExitStack() as stack:
         addresses = []
         for stage in range(1, count + 1):
-            port = free_port()
+            port = free_port("127.0.0.1")
             command = [str(peer.tool("ggml-rpc-server")), "-t", "1", "-p", str(port)]
             process = stack.enter_context(running(command, logs / f"rpc-{stage}.log"))
             _wait_for_port(port, process)
@@ -234,13 +235,6 @@ def running(
             yield process
         finally:
             process.terminate()
-
-
-def free_port() -> int:
-    """An unused local port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:

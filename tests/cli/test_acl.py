@@ -14,6 +14,7 @@ from flowspec.cli.acl import write_acl
 from flowspec.errors import ConfigError
 from flowspec.transport.connections.connection import connect
 from flowspec.transport.connections.server import PrivateBroker, find_server
+from flowspec.transport.link.inbox import free_port
 
 
 def test_every_role_gets_a_url_that_the_brokers_file_knows(tmp_path: Path) -> None:
@@ -57,9 +58,7 @@ def test_passwords_in_use_are_not_replaced(tmp_path: Path) -> None:
 def test_a_broker_with_these_users_answers_other_machines(tmp_path: Path) -> None:
     """In protected mode a server refuses who comes from elsewhere, as 127.0.0.2 does."""
     table, *_ = write_acl(tmp_path / "acl", 1, 0, "redis://broker:6379/0")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port("127.0.0.1")
     command = (str(find_server()), "--port", str(port), "--aclfile", str(table), "--save", "")
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
         try:

@@ -280,7 +280,7 @@ def test_phi3s_long_and_short_factors_are_used(tmp_path: Path) -> None:
 # ---- what else reads them ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen3moe", "gemma3", "phi3"])
 def test_the_library_reads_what_was_converted(tmp_path: Path, family: str) -> None:
     file = tmp_path / "model.gguf"
     write(file, family, "Q8_0")

@@ -85,6 +85,10 @@ def test_a_profile_names_its_models_unless_they_are_the_packaged_ones(tmp_path: 
     assert load(str(out)).models == {"target": DRAFT}
     profile(TARGET, "ngram", "1", 2, 1, 0.2, 1000, out)
     assert load(str(out)).models == {}
+    profile("target", "draft+ngram", "1", 2, 1, 0.2, 1000, out)
+    assert load(str(out)).models == {}
+    profile("target", "medium", "1", 2, 1, 0.2, 1000, out)
+    assert load(str(out)).models == {"target": "target", "slm": "medium"}
 
 
 def test_without_a_file_the_profile_is_all_that_is_on_stdout(

@@ -26,7 +26,7 @@ from flowspec.transport.connections.server import PrivateBroker
 from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.link.inbox import FACT, Announced, Inbox, InboxPlace, open_inbox, why_none
 from flowspec.transport.link.live_link import LiveLink
-from flowspec.transport.link.peers import PeerInbox, Peers
+from flowspec.transport.link.peers import MOST_BANDWIDTH, MeasuredWay, PeerInbox, Peers
 from flowspec.transport.wire import codec
 from flowspec.transport.wire.keys import Keys
 from tests.addresses import D0, S1, S2
@@ -371,6 +371,7 @@ def test_what_was_not_confirmed_is_sent_again_and_delivered_once(pair: Pair) -> 
     inbox.client._connection.disconnect()
     pair.draft.write([send(S1, pair.job, 4, segment(pair.job, 3))])
     assert pair.peers.get(S1) is None
+    assert "its inbox at" in reason_of(pair)
     assert delivered(pair, 3) == [2, 3, 4]
 
 
@@ -453,6 +454,11 @@ def test_a_lease_that_is_only_late_costs_no_message(
     inbox.client._connection.disconnect()
     pair.draft.write([send(S1, pair.job, 3, segment(pair.job, 2))])
     assert delivered(pair, 2) == [2, 3]
+
+
+def test_a_bandwidth_that_no_payload_shows_is_not_told() -> None:
+    assert MeasuredWay(0.001, 125e6).facts == {"latency_ms": 1.0, "mbit": 1000.0}
+    assert MeasuredWay(0.001, MOST_BANDWIDTH).facts == {"latency_ms": 1.0, "mbit": None}
 
 
 def test_a_link_through_the_broker_tells_the_way_there(server: PrivateBroker) -> None:

@@ -169,7 +169,13 @@ class Grid:
         """This plan on ``profile``'s links and first stage count.
 
         The grids share prompts, texts and drafters, so what one of them drafts the others know.
+        ConfigError for a profile of other models, whose text and acceptance that would not be.
         """
+        if models_of(profile) != self._models:
+            raise ConfigError(
+                f"profile {profile.name} is of {of_whom(profile)}, and profile "
+                f"{self.plan.profile.name} of {of_whom(self.plan.profile)}; run each by itself"
+            )
         other = copy.copy(self)
         other.plan = replace(self.plan, profile=profile, stages=profile.stages[:1], links=())
         other._known = {}

@@ -33,16 +33,13 @@ _PINGS = 5
 _BULK = b"\x00" * (128 << 10)
 #: Writes between two looks at the length of the receiver's stream.
 _MEASURE_EVERY = 32
-#: Bytes per second beyond which a way's bandwidth is not known.
+#: Bytes per second of a way on which a payload takes no longer than nothing does.
 MOST_BANDWIDTH = 1e10
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWay:
-    """A measured way: ``latency`` one way in seconds, ``bandwidth`` in bytes per second.
-
-    ``MOST_BANDWIDTH``: a payload took no longer than nothing did.
-    """
+    """A measured way: ``latency`` one way in seconds, ``bandwidth`` in bytes per second."""
 
     latency: float
     bandwidth: float
@@ -122,9 +119,9 @@ def measure(client: PipelinedClient) -> MeasuredWay:
 
     trip = statistics.median(seconds(("PING",)) for _ in range(_PINGS))
     loaded = statistics.median(seconds(("PING", _BULK)) for _ in range(3))
-    return MeasuredWay(
-        trip / 2, 2 * len(_BULK) / max(loaded - trip, 2 * len(_BULK) / MOST_BANDWIDTH)
-    )
+    extra = loaded - trip
+    bandwidth = 2 * len(_BULK) / extra if extra > 0 else MOST_BANDWIDTH
+    return MeasuredWay(trip / 2, min(bandwidth, MOST_BANDWIDTH))
 
 
 class Peers:
@@ -196,11 +193,15 @@ class Peers:
         if self._inboxes.get(to) is not inbox:
             return
         del self._inboxes[to]
-        self._reasons[to] = reason
-        self._refused[to] = (inbox.announced, time.monotonic() + RETRY_SECONDS)
+        self._leave(to, inbox.announced, reason)
         if self._offered.get(to) == inbox.announced:  # else a newer one is offered already
             del self._offered[to]
-        self._log.warning("link goes through the broker", to=str(to), reason=reason)
+
+    def _leave(self, to: Address, announced: Announced, reason: str) -> None:
+        """Leave the inbox ``announced`` alone for a while; ``reason``: an error of its server."""
+        self._refused[to] = (announced, time.monotonic() + RETRY_SECONDS)
+        self._reasons[to] = told = reason.replace("the broker", "its inbox", 1)
+        self._log.warning("link goes through the broker", to=str(to), reason=told)
 
     def facts(self) -> dict[str, object]:
         """By receiver, the way of its link; for the lease and ``status``."""
@@ -278,9 +279,7 @@ class Peers:
         try:
             inbox = PeerInbox(announced)
         except (BrokerError, ConfigError) as error:
-            self._refused[to] = (announced, time.monotonic() + RETRY_SECONDS)
-            self._reasons[to] = reason = str(error).replace("the broker", "its inbox", 1)
-            self._log.warning("link goes through the broker", to=str(to), reason=reason)
+            self._leave(to, announced, str(error))
             return
         self._offered[to] = announced
         self._offers[to] = inbox

@@ -250,6 +250,12 @@ def test_a_profile_of_own_models_shows_their_text_and_acceptance() -> None:
     assert (header["drafts"], header["profile"]["models"]) == ({}, Path(default_pair()[1]).name)
 
 
+def test_profiles_of_different_models_share_no_texts() -> None:
+    grid = Grid(BenchPlan(PROFILE, ("chain",), ("ngram",), (0.0,), (2,), 8), PROMPTS[:1])
+    with pytest.raises(ConfigError, match=r"profile mine is of draft, .*; run each by itself"):
+        grid.on(replace(PROFILE, name="mine", models={"target": default_pair()[1]}))
+
+
 def test_the_drafters_of_a_profile_of_own_models_are_its_own() -> None:
     own = replace(PROFILE, models={"target": default_pair()[1], "head": "mine"})
     assert drafter_of("head:ngram", models_of(own)) == "mine:ngram"
