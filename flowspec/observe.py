@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any, cast
 
 import structlog
@@ -28,15 +29,15 @@ _LEVELS = {
 def configure() -> None:
     """Set up logging for this process; ConfigError for an unknown level or format."""
     structlog.configure(
-        **_settings(),
+        **_settings(os.environ),
         logger_factory=lambda: structlog.PrintLogger(sys.stderr),  # the stderr of that moment
         cache_logger_on_first_use=True,
     )
 
 
-def _settings() -> dict[str, Any]:
-    level = os.environ.get("FLOWSPEC_LOG", "warning").lower()
-    style = os.environ.get("FLOWSPEC_LOG_FORMAT", "text").lower()
+def _settings(environment: Mapping[str, str]) -> dict[str, Any]:
+    level = environment.get("FLOWSPEC_LOG", "warning").lower()
+    style = environment.get("FLOWSPEC_LOG_FORMAT", "text").lower()
     if level not in _LEVELS:
         raise ConfigError(f"FLOWSPEC_LOG is {level!r}; expected one of {', '.join(_LEVELS)}")
     if style not in ("text", "json"):
@@ -59,11 +60,14 @@ def logger(**context: object) -> structlog.typing.FilteringBoundLogger:
     """A logger that adds ``context`` to every event.
 
     In a program that has not configured structlog it writes to stderr as a worker does: stdout is
-    the program's own.
+    the program's own. There a wrong setting ends nothing: the events say it, as ``setting``.
     """
-    found = (
-        structlog.get_logger()
-        if structlog.is_configured()
-        else structlog.wrap_logger(structlog.PrintLogger(sys.stderr), **_settings())
-    )
+    if structlog.is_configured():
+        found = structlog.get_logger()
+    else:
+        try:
+            settings = _settings(os.environ)
+        except ConfigError as error:
+            settings, context = _settings({}), {**context, "setting": str(error)}
+        found = structlog.wrap_logger(structlog.PrintLogger(sys.stderr), **settings)
     return cast(structlog.typing.FilteringBoundLogger, found.bind(**context))

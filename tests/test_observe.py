@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -84,3 +85,16 @@ def test_a_library_leaves_its_users_stdout_alone() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
     assert "broker away" in done.stderr and "job=7" in done.stderr.replace("'", "")
+
+
+def test_a_wrong_setting_ends_no_program_that_uses_the_client() -> None:
+    program = "from flowspec.observe import logger; logger(job='7').warning('broker away')"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "FLOWSPEC_LOG": "loud"},
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "broker away" in done.stderr
+    assert "FLOWSPEC_LOG is 'loud'; expected one of debug, info" in done.stderr

@@ -44,8 +44,8 @@ class BrokerFacts:
 
     ``pings``: round trips, seconds. ``clock_ahead``: its clock's lead over this machine's, seconds.
     ``refused``: commands that it does not let this user run. ``info``: fields of INFO. ``config``:
-    its settings, None if they may not be read. ``default_restricted``: its default user is off or
-    may not run every command. ``local``: on this machine. ``encrypted``: over TLS. ``password``:
+    its settings, None if they may not be read. ``default_restricted``: its default user may not
+    run all that FlowSpec does. ``local``: on this machine. ``encrypted``: over TLS. ``password``:
     the URL holds one. ``private``: started for this check. ``nodes``: of its cluster; 0: it does
     not say.
     """
@@ -104,7 +104,7 @@ def _ask(client: redis.Redis, url: str, private: bool) -> BrokerFacts:
         refused=permissions.refused(client),
         info=info,
         config=_config(client),
-        default_restricted=_default_restricted(client),
+        default_restricted=permissions.restricts(client, "default"),
         local=parts.scheme == "unix" or (parts.hostname or "localhost") in _LOOPBACK,
         encrypted=parts.scheme in ("rediss", "valkeys"),
         password=bool(parts.password or parse_qs(parts.query).get("password")),
@@ -150,14 +150,6 @@ def _config(client: redis.Redis) -> Mapping[str, str] | None:
     except redis.ResponseError:
         return None
     return {name: str(value) for name, value in found.items() if not _SECRET.search(name)}
-
-
-def _default_restricted(client: redis.Redis) -> bool:
-    try:
-        user: Any = client.acl_getuser("default")
-    except redis.ResponseError:
-        return False
-    return "on" not in user["flags"] or "+@all" not in user["categories"]
 
 
 def check(facts: BrokerFacts) -> Iterator[Finding]:

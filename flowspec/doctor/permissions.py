@@ -99,6 +99,18 @@ def refused(client: redis.Redis) -> tuple[str, ...]:
     )
 
 
+def restricts(client: redis.Redis, user: str) -> bool:
+    """Whether the server refuses ``user`` one of the commands, logged in or not.
+
+    False if it does not say: this user may not ask, or the server is older than Redis 7.0.
+    """
+    pipe = client.pipeline(transaction=False)
+    for command in COMMANDS:
+        pipe.execute_command("ACL", "DRYRUN", user, *command)  # type: ignore[no-untyped-call]
+    answers = pipe.execute(raise_on_error=False)
+    return any(isinstance(answer, bytes) and answer != b"OK" for answer in answers)
+
+
 def _errors(connection: Any, commands: Sequence[Command]) -> list[redis.ResponseError | None]:
     """The errors by which ``commands``, sent in one round trip, are answered; None: by none."""
     connection.send_packed_command([pack(commands)])

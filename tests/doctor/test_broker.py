@@ -128,7 +128,18 @@ def test_a_restricted_user(server: PrivateBroker, client: redis.Redis) -> None:
         client.acl_deluser("limited")
 
 
-def test_a_default_user_that_is_off() -> None:
+@pytest.mark.parametrize(
+    ("rules", "restricted"),
+    [
+        ("off resetpass", False),
+        ("-debug -flushall", False),
+        ("-xadd", True),
+        ("resetkeys", True),
+        ("off -@write", True),
+    ],
+)
+def test_what_the_default_user_may_run(rules: str, restricted: bool) -> None:
+    """Whether somebody may log in as it is another thing."""
     with PrivateBroker() as broker:
         client = connect(broker.url)
         try:
@@ -136,10 +147,9 @@ def test_a_default_user_that_is_off() -> None:
             client.execute_command(  # type: ignore[no-untyped-call]
                 "ACL", "SETUSER", "admin", "on", ">word", "~*", "&*", "+@all"
             )
-            client.execute_command("ACL", "SETUSER", "default", "-debug")  # type: ignore[no-untyped-call]
-            client.execute_command("ACL", "SETUSER", "default", "off")  # type: ignore[no-untyped-call]
+            client.execute_command("ACL", "SETUSER", "default", *rules.split())  # type: ignore[no-untyped-call]
             path = broker.url.rpartition("@")[2]
-            assert gather(f"unix://admin:word@{path}").default_restricted
+            assert gather(f"unix://admin:word@{path}").default_restricted is restricted
         finally:
             client.close()
 
