@@ -167,11 +167,8 @@ mbit = {plan.mbit:g}
 
 def _models(target: str, drafters: Mapping[str, str]) -> dict[str, str]:
     """The measured models by their names in a profile; empty: they are the packaged ones."""
-    measured = {"target": target, **drafters}
-    if all(
-        absolute_name(PACKAGED.get(kind, "")) == absolute_name(name)
-        for kind, name in measured.items()
-    ):
+    measured = {kind: absolute_name(name) for kind, name in {"target": target, **drafters}.items()}
+    if all(absolute_name(PACKAGED.get(kind, "")) == name for kind, name in measured.items()):
         return {}
     return {kind: name for kind, name in measured.items() if kind not in (NGRAM, BLOCK.name)}
 

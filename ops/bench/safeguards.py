@@ -66,8 +66,8 @@ def unfenced(script: scripts.Script) -> scripts.Script:
 
 
 @contextmanager
-def pipeline(pair: tuple[str, str], changed: str) -> Iterator[Client]:
-    """A pipeline in whose processes ``changed`` is, and a client of it."""
+def pipeline(pair: tuple[str, str], changed: str) -> Iterator[str]:
+    """The URL of a pipeline in whose processes ``changed`` is."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         own = "import os\nfrom ops.bench.safeguards import change\n"
         own += f"change(os.environ.get({VARIABLE!r}, '').split(','))\n"
@@ -76,8 +76,7 @@ def pipeline(pair: tuple[str, str], changed: str) -> Iterator[Client]:
         os.environ |= {VARIABLE: changed, "PYTHONPATH": f"{folder}:{_ROOT}"}
         stack.callback(os.environ.update, before)
         stack.callback(os.environ.clear)
-        cluster = stack.enter_context(Cluster(Setup(*pair, 2)))
-        yield stack.enter_context(Client(cluster.url))
+        yield stack.enter_context(Cluster(Setup(*pair, 2))).url
 
 
 def milliseconds(client: Client, strategy: str, tokens: int, *, record: bool) -> float:
@@ -95,7 +94,8 @@ def tables(pair: tuple[str, str], repeats: int, tokens: int) -> Iterator[str]:
     yield "|---|---|---|---|"
     with ExitStack() as stack:
         whole, *others = (
-            stack.enter_context(pipeline(pair, changed)) for changed in ("", *LEFT_OUT, "leases")
+            stack.enter_context(Client(stack.enter_context(pipeline(pair, changed))))
+            for changed in ("", *LEFT_OUT, "leases")
         )
         ways = [(whole, False), *((other, False) for other in others), (whole, True)]
         for strategy in STRATEGIES:

@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
+from flowspec.client import Client
 from flowspec.model.weights.directory import default_pair
+from flowspec.transport.connections.connection import connect
 from flowspec.transport.connections.scripts import load
 from ops.bench.safeguards import LEFT_OUT, pipeline, tables, unfenced
 
@@ -33,10 +35,20 @@ def test_an_unfenced_script_is_another_one() -> None:
 
 
 @pytest.mark.live
+def test_a_pipelines_workers_lack_what_is_left_out() -> None:
+    whole = load()["publish"]
+    with pipeline(default_pair(), "fences") as url, Client(url) as client:
+        client.submit("Hi.", max_new_tokens=2, reuse=False).result()
+        broker = connect(url)
+        assert broker.script_exists(whole.sha, unfenced(whole).sha) == [False, True]
+        broker.close()
+
+
+@pytest.mark.live
 def test_a_pipeline_without_them_gives_the_same_text() -> None:
     said = []
     for changed in ("", LEFT_OUT[-1]):
-        with pipeline(default_pair(), changed) as client:
+        with pipeline(default_pair(), changed) as url, Client(url) as client:
             job = client.submit("Count to ten.", max_new_tokens=12, strategy="flowspec")
             said.append(job.result().token_ids)
     assert said[0] == said[1]

@@ -82,13 +82,22 @@ def test_a_target_without_a_draft_is_measured_with_its_n_grams(
 def test_a_profile_names_its_models_unless_they_are_the_packaged_ones(tmp_path: Path) -> None:
     out = tmp_path / "mine.toml"
     profile(DRAFT, "ngram", "1", 2, 1, 0.2, 1000, out)
-    assert load(str(out)).models == {"target": DRAFT}
+    assert load(str(out)).models == {"target": "draft"}
     profile(TARGET, "ngram", "1", 2, 1, 0.2, 1000, out)
     assert load(str(out)).models == {}
     profile("target", "draft+ngram", "1", 2, 1, 0.2, 1000, out)
     assert load(str(out)).models == {}
     profile("target", "medium", "1", 2, 1, 0.2, 1000, out)
     assert load(str(out)).models == {"target": "target", "slm": "medium"}
+
+
+def test_a_profile_can_be_read_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").symlink_to(DRAFT)
+    monkeypatch.chdir(tmp_path)
+    profile("mine", "ngram", "1", 2, 1, 0.2, 1000, tmp_path / "mine.toml")
+    assert load("mine.toml").models == {"target": str(tmp_path / "mine")}
 
 
 def test_without_a_file_the_profile_is_all_that_is_on_stdout(

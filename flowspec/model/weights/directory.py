@@ -29,7 +29,6 @@ _NESTED = "transformer_layer_config"
 #: Packaged models: a target, two smaller ones with its tokenizer, an EAGLE head for it, and an
 #: EAGLE-3 head for SmolLM2-135M-Instruct (docs/models.md#a-head-from-a-models-own-answers).
 PACKAGED = ("target", "medium", "draft", "head", "smollm2-head")
-PACKAGED_HEAD = "head"
 _PACKAGE = Path(__file__).parents[2] / "default_pair"
 #: Files of which a tokenizer is made; the first that is there is used.
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -372,9 +371,17 @@ def check_name(name: str) -> None:
         ) from None
 
 
+def packaged(name: str) -> str:
+    """The packaged model ``name``, even where the current folder has one of that name."""
+    return str(_PACKAGE / name)
+
+
+PACKAGED_HEAD = packaged("head")
+
+
 def default_pair() -> tuple[str, str]:
     """The packaged target and draft."""
-    return str(_PACKAGE / "target"), str(_PACKAGE / "draft")
+    return packaged("target"), packaged("draft")
 
 
 def layer_range(text: str, stage: int) -> range:

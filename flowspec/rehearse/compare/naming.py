@@ -7,14 +7,14 @@ from pathlib import Path
 
 from flowspec.errors import ConfigError
 from flowspec.model.drafters.kinds import NGRAM
-from flowspec.model.weights.directory import PACKAGED_HEAD, default_pair
+from flowspec.model.weights.directory import PACKAGED_HEAD, packaged
 from flowspec.rehearse.devices.profile import Profile, source_parts
 
 #: The packaged models by their names in profiles.
 PACKAGED = {
-    "target": default_pair()[0],
-    "medium": "medium",
-    "slm": "draft",
+    "target": packaged("target"),
+    "medium": packaged("medium"),
+    "slm": packaged("draft"),
     "head": PACKAGED_HEAD,
     NGRAM: NGRAM,
 }

@@ -155,10 +155,13 @@ class Profile:
                 f'links are exclusive and {self.way}; expected no broker (at = "none") on '
                 "exclusive links, which are those of a paper"
             )
-        if self.models and ("target" not in self.models or self.middles):
+        strange = self.models.keys() - {"target"} - self.drafters.keys()
+        if self.models and ("target" not in self.models or strange or self.middles):
             raise ConfigError(
-                f"models names {', '.join(self.models)}, beside times of {len(self.middles)} "
-                "middle models; expected the target among them, and no middle models"
+                f"models names {', '.join(self.models)}, beside times of "
+                f"{', '.join(('target', *self.drafters))} "
+                f"and of {len(self.middles)} middle models; expected target, further drafters of "
+                "which there are times, and no middle models"
             )
         if not 0 <= self.hop < 1e3 or (self.hop and self.link.exclusive):
             raise ConfigError(

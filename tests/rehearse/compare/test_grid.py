@@ -14,7 +14,7 @@ from flowspec.core.run.history import History
 from flowspec.core.session.stats import repeated_4grams
 from flowspec.errors import ConfigError
 from flowspec.model.base import DraftExecutor
-from flowspec.model.weights.directory import default_pair
+from flowspec.model.weights.directory import default_pair, packaged
 from flowspec.rehearse.compare import grid as module
 from flowspec.rehearse.compare.grid import BenchPlan, Case, Cell, Grid, SweptLink, run_together
 from flowspec.rehearse.compare.memo import MemoDrafter
@@ -234,9 +234,10 @@ def test_nothing_left_to_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_draft_source_is_the_packaged_drafter_of_that_name() -> None:
+    draft, head = packaged("draft"), packaged("head")
     assert [
         drafter_of(name) for name in ("slm", "draft", "head", "slm+ngram", "head:slm+ngram")
-    ] == ["draft", "draft", "head", "draft+ngram", "head:draft+ngram"]
+    ] == [draft, draft, head, f"{draft}+ngram", f"{head}:{draft}+ngram"]
 
 
 def test_a_profile_of_own_models_shows_their_text_and_acceptance() -> None:
@@ -261,6 +262,16 @@ def test_the_drafters_of_a_profile_of_own_models_are_its_own() -> None:
     assert drafter_of("head:ngram", models_of(own)) == "mine:ngram"
     with pytest.raises(ConfigError, match="'slm'; expected head, ngram"):
         BenchPlan(own, ("chain",))
+
+
+def test_a_folder_called_as_a_packaged_model_does_not_stand_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("draft", "head"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    plan = BenchPlan(PROFILE, ("chain",), ("slm", "head"), (0.0,), (2,), 8)
+    assert {row.source for row in Grid(plan, PROMPTS[:1]).run()} >= {"slm", "head"}
 
 
 def test_who_does_not_choose_among_drafts_has_the_first_one() -> None:

@@ -294,7 +294,16 @@ VALID = (
             'mbit = 8\nexclusive = true\n[broker]\nat = "own"',
             "links are exclusive and the broker is on a box of its own, rows go straight",
         ),
-        ("mbit = 8", 'mbit = 8\n[models]\nhead = "h"', "models names head, beside times of 0"),
+        (
+            "mbit = 8",
+            'mbit = 8\n[models]\nhead = "h"',
+            "models names head, beside times of",
+        ),
+        (
+            "mbit = 8",
+            'mbit = 8\n[models]\ntarget = "t"\nhaed = "h"',
+            "models names target, haed, beside times of target, slm",
+        ),
         ("mbit = 8", "mbit = 8\n[models]\ntarget = 1", "models.target is 1; expected text"),
         ("[link]", "[link", "no TOML"),
         ('source = "s"', 'source = "s"\nbase = "nowhere"', "nowhere"),
