@@ -3,165 +3,131 @@
    A row is held as codes of 16 bits, of which 32 share a scale. A weight is a code of four bits, of
    which 32 share a scale and a middle, or one of eight bits, with a scale for 32 or for all of an
    output. Products of codes and their sums over 32 inputs are integers, and exact. These are added
-   in float32 in one order, so a row has the same bits whatever shares its pass. */
+   in float32 in one order, so a row has the same bits whatever shares its pass.
+
+   A lane of a vector is an output, so weights are read from one end of a matrix to the other. They
+   are asked for ahead of their use: of a lone row's pass, memory's time is most. */
 
 #include "numbers.h"
 
 enum {
-    BLOCK = 32,     /* inputs of a row that share a scale, and weights of four bits */
-    GROUP = 64,     /* weights of four bits that are read at once */
-    LANES = 8,      /* numbers of 32 bits in a vector */
+    BLOCK = 32,     /* inputs that share a scale */
+    PAIR = 2,       /* inputs whose products with an output's weights are summed at once */
+    SHARE = 8,      /* outputs that share a vector */
     TILE = 4,       /* rows that share what is read of the weights */
-    PAIR = 2,       /* outputs that share what is read of a row */
-    SHARE = LANES,  /* outputs for which a tile of rows stays in the nearest cache */
     LARGEST = 32767,
+    AHEAD = 8192,   /* bytes from weights that are read to those that are asked for */
     WORTH = 1 << 16 /* products of numbers from which on threads save time */
 };
 
+/* TILE rows, or fewer, side by side; another tile's lie behind them. */
 typedef struct {
-    int16_t *codes; /* [count, inputs] */
-    float *scales;  /* [count, padded]: of each block, and zeros */
-    float *sums;    /* [count, padded]: of the inputs of each block, and zeros */
+    int16_t *codes; /* [blocks, TILE, BLOCK] */
+    float *scales;  /* [blocks, TILE] */
+    float *sums;    /* [blocks, TILE]: of the inputs of each block */
 } Rows;
 
-/* One row as codes, each block with a scale of its own: some inputs of real models are a hundred
-   thousand times as large as the others. The scale of a block with an infinity or a NaN is NaN, and
-   so are the row's products. */
-INLINE void quantise(const void *row, int half, long inputs, int16_t *codes, float *scales,
-                     float *sums) {
-    for (long b = 0; b < inputs / BLOCK; b++) {
+INLINE Rows tile_of(Rows rows, long at, long blocks) {
+    long skipped = at * blocks * TILE;
+    return (Rows){rows.codes + skipped * BLOCK, rows.scales + skipped, rows.sums + skipped};
+}
+
+/* Row `r` of a tile as codes, each block with a scale of its own: some inputs of real models are a
+   hundred thousand times as large as the others. The scale of a block with an infinity or a NaN is
+   NaN, and so are the row's products. */
+INLINE void quantise(const void *row, int half, long blocks, Rows tile, long r) {
+    for (long b = 0; b < blocks; b++) {
+        int16_t *codes = tile.codes + (b * TILE + r) * BLOCK;
         uint32_t most = 0;
         int32_t sum = 0;
-        for (long i = b * BLOCK; i < (b + 1) * BLOCK; i++) {
-            uint32_t magnitude = bits_of(number(row, half, i)) & 0x7fffffff;
+        for (long i = 0; i < BLOCK; i++) {
+            uint32_t magnitude = bits_of(number(row, half, b * BLOCK + i)) & 0x7fffffff;
             most = magnitude > most ? magnitude : most;
         }
         /* The bound is for blocks of next to nothing: their steps would be infinitely many. */
         int finite = most < 0x7f800000;
         float steps = finite && most ? fminf(LARGEST / float_of(most), 1e38f) : 0;
-        scales[b] = finite ? (most ? 1 / steps : 0) : NAN;
-        for (long i = b * BLOCK; i < (b + 1) * BLOCK; i++) {
-            codes[i] = finite ? (int16_t)rintf(number(row, half, i) * steps) : 0;
+        float scale = finite ? (most ? 1 / steps : 0) : NAN;
+        for (long i = 0; i < BLOCK; i++) {
+            codes[i] = finite ? (int16_t)rintf(number(row, half, b * BLOCK + i) * steps) : 0;
             sum += codes[i];
         }
-        sums[b] = (float)sum * scales[b];
+        tile.scales[b * TILE + r] = scale;
+        tile.sums[b * TILE + r] = (float)sum * scale;
     }
 }
 
-/* 32 weights of an output, as 16 codes each. */
-typedef struct {
-    __m256i first, second;
-} Weights;
-
-/* Add the products of a block of PAIR outputs' weights with the block at `at` of `count` rows: exact
-   sums of pairs of pairs, times `steps`, [count, padded] of each output. */
-INLINE void add(const int count, const Weights weights[PAIR], const float *const steps[PAIR],
-                long at, long inputs, long padded, Rows rows, __m256 sums[PAIR][TILE]) {
-    UNROLL for (int r = 0; r < count; r++) {
-        const __m256i *row = (const __m256i *)(rows.codes + r * inputs + at);
-        __m256i low = _mm256_loadu_si256(row), high = _mm256_loadu_si256(row + 1);
-        UNROLL for (int o = 0; o < PAIR; o++) {
-            __m256i exact = _mm256_add_epi32(_mm256_madd_epi16(weights[o].first, low),
-                                             _mm256_madd_epi16(weights[o].second, high));
-            __m256 step = _mm256_broadcast_ss(steps[o] + r * padded + at / BLOCK);
-            sums[o][r] = _mm256_fmadd_ps(step, _mm256_cvtepi32_ps(exact), sums[o][r]);
-        }
-    }
+/* `sums`, of SHARE outputs, and the products of their weights for PAIR inputs with a row's codes. */
+INLINE __m256i plus_products(__m256i sums, __m256i weights, const int16_t *row) {
+    int32_t pair;
+    memcpy(&pair, row, sizeof pair);
+#ifdef __AVX512VNNI__
+    return _mm256_dpwssd_epi32(sums, weights, _mm256_set1_epi32(pair));
+#else
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(weights, _mm256_set1_epi32(pair)));
+#endif
 }
 
-/* Add LANES parts of PAIR outputs of `count` rows by four bits. A word has the codes of four inputs,
-   16 apart. */
-INLINE void four_bits(const int count, const char *const weights[PAIR],
-                      const float *const steps[PAIR], long inputs, long padded, Rows rows,
-                      __m256 sums[PAIR][TILE]) {
+/* Add the products of SHARE outputs' weights of a block, of `bits` each, with `count` rows' codes of
+   that block. Sums of integers are the same in any order: there are two, which wait less. */
+INLINE void add(const int bits, const int count, const char *weights, const int16_t *rows,
+                __m256i sums[2][TILE]) {
     const __m256i mask = _mm256_set1_epi16(15);
-    for (long i = 0; i < inputs; i += GROUP) {
-        __m256i words[PAIR];
-        Weights own[PAIR];
-        UNROLL for (int o = 0; o < PAIR; o++) {
-            words[o] = _mm256_loadu_si256((const __m256i *)weights[o] + i / GROUP);
-            own[o].first = _mm256_and_si256(words[o], mask);
-            own[o].second = _mm256_and_si256(_mm256_srli_epi16(words[o], 4), mask);
+    _Pragma("GCC unroll 16") for (int p = 0; p < BLOCK / PAIR; p++) {
+        __m256i own;
+        if (bits == 8) {
+            own = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)weights + p));
+        } else {
+            __m256i words = _mm256_loadu_si256((const __m256i *)weights + p / 4);
+            own = _mm256_and_si256(_mm256_srli_epi16(words, p % 4 * 4), mask);
         }
-        add(count, own, steps, i, inputs, padded, rows, sums);
-        UNROLL for (int o = 0; o < PAIR; o++) {
-            own[o].first = _mm256_and_si256(_mm256_srli_epi16(words[o], 8), mask);
-            own[o].second = _mm256_srli_epi16(words[o], 12);
-        }
-        add(count, own, steps, i + BLOCK, inputs, padded, rows, sums);
+        __m256i *into = sums[p % 2];
+        UNROLL for (int r = 0; r < count; r++)
+            into[r] = plus_products(into[r], own, rows + r * BLOCK + p * PAIR);
     }
 }
 
-/* As above, by eight bits. */
-INLINE void eight_bits(const int count, const char *const weights[PAIR],
-                       const float *const steps[PAIR], long inputs, long padded, Rows rows,
-                       __m256 sums[PAIR][TILE]) {
-    for (long i = 0; i < inputs; i += BLOCK) {
-        Weights own[PAIR];
-        UNROLL for (int o = 0; o < PAIR; o++) {
-            const __m128i *bytes = (const __m128i *)(weights[o] + i);
-            own[o].first = _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes));
-            own[o].second = _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes + 1));
-        }
-        add(count, own, steps, i, inputs, padded, rows, sums);
-    }
+/* SHARE numbers of bfloat16. */
+INLINE __m256 numbers(const uint16_t *halves) {
+    __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)halves));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
 }
-
-/* The sum of the lanes of each of SHARE vectors, TILE apart. */
-INLINE __m256 totals(const __m256 *parts) {
-    __m256 first = _mm256_hadd_ps(_mm256_hadd_ps(parts[0], parts[TILE]),
-                                  _mm256_hadd_ps(parts[2 * TILE], parts[3 * TILE]));
-    __m256 second = _mm256_hadd_ps(_mm256_hadd_ps(parts[4 * TILE], parts[5 * TILE]),
-                                   _mm256_hadd_ps(parts[6 * TILE], parts[7 * TILE]));
-    return _mm256_add_ps(_mm256_permute2f128_ps(first, second, 0x20),
-                         _mm256_permute2f128_ps(first, second, 0x31));
-}
-
-/* Scales of SHARE outputs, and of four bits what the code 0 stands for. */
-typedef struct {
-    const float *steps; /* [SHARE, padded]: of each block */
-    const float *lows;  /* [blocks, SHARE] */
-    const float *whole; /* [SHARE]: of all blocks */
-} Scales;
 
 /* SHARE outputs, or the `many` that are left, of `count` rows. */
 INLINE void tile(const int bits, const int blocked, const int count, const char *weights,
-                 Scales scales, long many, long inputs, long padded, Rows rows, int half,
-                 char *found, long apart) {
-    __m256 parts[SHARE][TILE], lows[TILE];
-    float joint[PAIR][TILE * padded]; /* what a unit of each block's sum is worth */
-    for (long begin = 0; begin < many; begin += PAIR) {
-        const char *own[PAIR];
-        const float *steps[PAIR];
-        __m256 sums[PAIR][TILE];
-        UNROLL for (int o = 0; o < PAIR; o++) {
-            long output = begin + o < many ? begin + o : begin; /* of an odd number the last twice */
-            own[o] = weights + output * inputs * bits / 8;
-            steps[o] = blocked ? joint[o] : rows.scales;
-            for (long b = 0; blocked && b < padded; b += LANES) {
-                __m256 scale = _mm256_loadu_ps(scales.steps + output * padded + b);
-                UNROLL for (int r = 0; r < count; r++) {
-                    __m256 row = _mm256_loadu_ps(rows.scales + r * padded + b);
-                    _mm256_storeu_ps(joint[o] + r * padded + b, _mm256_mul_ps(scale, row));
-                }
-            }
-            UNROLL for (int r = 0; r < count; r++) sums[o][r] = _mm256_setzero_ps();
+                 const float *scales, long many, long inputs, Rows rows, int half, char *found,
+                 long apart) {
+    const long blocks = inputs / BLOCK, bytes = SHARE * BLOCK * bits / 8;
+    __m256 sums[TILE], lows[TILE];
+    UNROLL for (int r = 0; r < count; r++) sums[r] = lows[r] = _mm256_setzero_ps();
+    for (long b = 0; b < blocks; b++, weights += bytes) {
+        __m256i exact[2][TILE];
+        UNROLL for (int r = 0; r < count; r++) exact[0][r] = exact[1][r] = _mm256_setzero_si256();
+        for (long line = 0; line < bytes; line += ALIGNED)
+            _mm_prefetch(weights + AHEAD + line, _MM_HINT_T1);
+        add(bits, count, weights, rows.codes + b * TILE * BLOCK, exact);
+
+        const float *own_scales = scales + (blocked ? b * SHARE : 0);
+        __m256 step = _mm256_loadu_ps(own_scales), low = step;
+        if (blocked) _mm_prefetch((const char *)own_scales + AHEAD * 4 * SHARE / bytes, _MM_HINT_T1);
+        if (bits == 4) {
+            const uint16_t *pairs = (const uint16_t *)own_scales;
+            step = numbers(pairs);
+            low = _mm256_sub_ps(numbers(pairs + SHARE), _mm256_mul_ps(step, _mm256_set1_ps(8)));
         }
-        if (bits == 4) four_bits(count, own, steps, inputs, padded, rows, sums);
-        else eight_bits(count, own, steps, inputs, padded, rows, sums);
-        UNROLL for (int o = 0; o < PAIR; o++)
-            UNROLL for (int r = 0; r < count; r++) parts[begin + o][r] = sums[o][r];
-    }
-    UNROLL for (int r = 0; r < count; r++) lows[r] = _mm256_setzero_ps();
-    for (long b = 0; bits == 4 && b < inputs / BLOCK; b++) {
-        __m256 low = _mm256_loadu_ps(scales.lows + b * SHARE);
-        UNROLL for (int r = 0; r < count; r++)
-            lows[r] = _mm256_fmadd_ps(low, _mm256_broadcast_ss(rows.sums + r * padded + b), lows[r]);
+        UNROLL for (int r = 0; r < count; r++) {
+            __m256i whole = _mm256_add_epi32(exact[0][r], exact[1][r]);
+            __m256 own = _mm256_broadcast_ss(rows.scales + b * TILE + r);
+            if (blocked) own = _mm256_mul_ps(step, own);
+            sums[r] = _mm256_fmadd_ps(own, _mm256_cvtepi32_ps(whole), sums[r]);
+            if (bits == 4)
+                lows[r] = _mm256_fmadd_ps(low, _mm256_broadcast_ss(rows.sums + b * TILE + r), lows[r]);
+        }
     }
     UNROLL for (int r = 0; r < count; r++, found += apart * (half ? 2 : 4)) {
-        __m256 all = totals(&parts[0][r]);
+        __m256 all = sums[r];
         if (bits == 4) all = _mm256_add_ps(all, lows[r]);
-        if (!blocked) all = _mm256_mul_ps(all, _mm256_loadu_ps(scales.whole));
+        if (!blocked) all = _mm256_mul_ps(all, _mm256_loadu_ps(scales));
         float values[SHARE];
         _mm256_storeu_ps(values, all);
         for (long o = 0; o < many; o++) put(found, half, o, values[o]);
@@ -171,59 +137,44 @@ INLINE void tile(const int bits, const int blocked, const int count, const char 
 /* `found`, [count, outputs] and `apart` numbers from row to row, of `rows`, [count, inputs], both
    float32 or, if `half`, bfloat16.
 
-   `weights`: of four `bits` [outputs, inputs / 4] words, of eight [outputs, inputs]. `scales`: of
-   four bits bfloat16 [outputs, 2, blocks], scales and values of the code 8; of eight float32
-   [outputs, blocks] or, if not `blocked`, [outputs]. `inputs`: a multiple of GROUP, or of BLOCK.
-   Returns 0; 1 if memory is short. */
+   Both of the following are of SHARE outputs behind those of others, zeros where there is none.
+   `weights`: of eight `bits` [inputs / 2, SHARE, 2]; of four [inputs / 8, SHARE, 2] words, whose
+   codes are two inputs apart, the first lowest. `scales`: of four bits bfloat16 [blocks, 2, SHARE],
+   scales and values of the code 8; of eight float32 [blocks, SHARE] or, if not `blocked`, [SHARE].
+   `inputs`: a multiple of BLOCK. Returns 0; 1 if memory is short. */
 int multiply(int bits, int blocked, const void *weights, const void *scales, long outputs, long inputs,
              const void *rows, long count, int half, void *found, long apart, int threads) {
     long blocks = inputs / BLOCK;
-    long padded = (blocks + LANES - 1) / LANES * LANES;
-    Rows held = {aligned(count * inputs * sizeof(int16_t)), calloc(count * padded, sizeof(float)),
-                 calloc(count * padded, sizeof(float))};
+    long share = blocked ? SHARE * blocks : SHARE; /* of scales, in float32s */
+    long tiles = (count + TILE - 1) / TILE;
+    size_t scaled = tiles * TILE * blocks;
+    Rows held = {aligned(scaled * BLOCK * sizeof(int16_t)), aligned(scaled * sizeof(float)),
+                 aligned(scaled * sizeof(float))};
     int failed = !held.codes || !held.scales || !held.sums;
     for (long r = 0; r < count && !failed; r++) {
-        int16_t *own = held.codes + r * inputs;
-        float *own_scales = held.scales + r * padded, *sums = held.sums + r * padded;
-        if (half) quantise((const uint16_t *)rows + r * inputs, 1, inputs, own, own_scales, sums);
-        else quantise((const float *)rows + r * inputs, 0, inputs, own, own_scales, sums);
+        Rows own = tile_of(held, r / TILE, blocks);
+        if (half) quantise((const uint16_t *)rows + r * inputs, 1, blocks, own, r % TILE);
+        else quantise((const float *)rows + r * inputs, 0, blocks, own, r % TILE);
     }
-#pragma omp parallel num_threads(threads) if (!failed && outputs * inputs * count > WORTH)
-    {
-        float steps[SHARE * padded], lows[blocks * SHARE], whole[SHARE] = {0};
-        memset(steps, 0, sizeof steps);
-        memset(lows, 0, sizeof lows);
-        Scales own = {steps, lows, whole};
-#pragma omp for
-        for (long begin = 0; begin < (failed ? 0 : outputs); begin += SHARE) {
-            long many = outputs - begin < SHARE ? outputs - begin : SHARE;
-            for (long o = 0; o < many; o++) {
-                const uint16_t *pairs = (const uint16_t *)scales + (begin + o) * 2 * blocks;
-                const float *of = (const float *)scales + (begin + o) * (blocked ? blocks : 1);
-                for (long b = 0; bits == 4 && b < blocks; b++) {
-                    float step = steps[o * padded + b] = number(pairs, 1, b);
-                    lows[b * SHARE + o] = number(pairs + blocks, 1, b) - 8 * step;
-                }
-                if (bits == 8 && blocked) memcpy(steps + o * padded, of, blocks * sizeof(float));
-                if (bits == 8 && !blocked) whole[o] = *of;
-            }
-            for (long first = 0; first < count; first += TILE) {
-                Rows part = {held.codes + first * inputs, held.scales + first * padded,
-                             held.sums + first * padded};
-                const char *from = (const char *)weights + begin * inputs * bits / 8;
-                char *to = (char *)found + (first * apart + begin) * (half ? 2 : 4);
+#pragma omp parallel for num_threads(threads) if (!failed && outputs * inputs * count > WORTH)
+    for (long begin = 0; begin < (failed ? 0 : outputs); begin += SHARE) {
+        long many = outputs - begin < SHARE ? outputs - begin : SHARE;
+        const float *own = (const float *)scales + begin / SHARE * share;
+        for (long first = 0; first < count; first += TILE) {
+            Rows part = tile_of(held, first / TILE, blocks);
+            const char *from = (const char *)weights + begin * inputs * bits / 8;
+            char *to = (char *)found + (first * apart + begin) * (half ? 2 : 4);
 #define BY(BITS, BLOCKED, COUNT) \
-    tile(BITS, BLOCKED, COUNT, from, own, many, inputs, padded, part, half, to, apart)
+    tile(BITS, BLOCKED, COUNT, from, own, many, inputs, part, half, to, apart)
 #define PRODUCTS(COUNT)                      \
     if (bits == 4) BY(4, 1, COUNT);          \
     else if (blocked) BY(8, 1, COUNT);       \
     else BY(8, 0, COUNT)
-                switch (count - first) {
-                case 1: PRODUCTS(1); break;
-                case 2: PRODUCTS(2); break;
-                case 3: PRODUCTS(3); break;
-                default: PRODUCTS(TILE);
-                }
+            switch (count - first) {
+            case 1: PRODUCTS(1); break;
+            case 2: PRODUCTS(2); break;
+            case 3: PRODUCTS(3); break;
+            default: PRODUCTS(TILE);
             }
         }
     }

@@ -10,6 +10,7 @@ import ctypes
 from ctypes import c_int, c_long, c_void_p
 
 import torch
+from torch.nn.functional import pad
 
 from flowspec.errors import ModelError
 from flowspec.model.kernels.base import Packed
@@ -22,8 +23,10 @@ _ARGUMENTS = (
     *(c_void_p, c_long, c_int),  # rows, count, half
     *(c_void_p, c_long, c_int),  # found, numbers from one of its rows to the next, threads
 )
-#: Inputs that the products read at once, by bits.
-_TOGETHER = {4: 64, 8: 32}
+#: Inputs that share a scale of a row.
+_BLOCK = 32
+#: Outputs that lie side by side.
+_SHARE = 8
 #: Weights repacked at a time; bounds the memory of the intermediate forms.
 _SLICE = 1 << 20
 
@@ -56,15 +59,15 @@ class Integer:
         return found if isinstance(found, str) else ""
 
     def takes(self, outputs: int, inputs: int) -> bool:
-        return inputs % _TOGETHER[self._bits] == 0
+        return inputs % _BLOCK == 0
 
     def pack(self, weight: Weight, rows: torch.dtype, device: torch.device) -> Packed:
         library = compiled()
         assert weight.scales is not None and not isinstance(library, str)
         products_of = library.multiply
         products_of.argtypes = _ARGUMENTS
-        codes = weight.codes.contiguous() if self._bits == 8 else _in_words(weight.codes)
-        scales = weight.scales.contiguous()
+        codes = _interleaved(weight.codes, self._bits)
+        scales = _side_by_side(weight.scales, 2 if self._bits == 4 else 1)
         outputs, inputs = weight.shape
         kind = self._bits, weight.precision.block > 0
         matrix = PackedMatrix(codes.data_ptr(), scales.data_ptr(), *kind, outputs, inputs)
@@ -85,12 +88,30 @@ class Integer:
         return Packed(multiply, codes.nbytes + scales.nbytes, matrices=(matrix,))
 
 
-def _in_words(codes: torch.Tensor) -> torch.Tensor:
-    """Codes of four bits in words of 16 bits: four inputs that are 16 apart, the first lowest."""
-    words = torch.empty((codes.shape[0], codes.shape[1] // 2), dtype=torch.int16)
-    step = max(1, _SLICE // (2 * codes.shape[1]))
-    for at in range(0, codes.shape[0], step):
-        part = unpacked(codes[at : at + step]).short()
-        first, second, third, fourth = part.view(len(part), -1, 4, 16).unbind(-2)
-        words[at : at + step] = (first | second << 4 | third << 8 | fourth << 12).flatten(-2)
-    return words
+def _side_by_side(scales: torch.Tensor, kinds: int) -> torch.Tensor:
+    """``[outputs, kinds x blocks]`` as ``[outputs / 8, blocks, kinds, 8]``, with zeros of none."""
+    shares = _shares(scales)
+    return shares.reshape(*shares.shape[:2], kinds, -1).permute(0, 3, 2, 1).contiguous()
+
+
+def _interleaved(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes as the products read them, of 8 outputs side by side: ``integer.c`` says how."""
+    outputs, inputs = codes.shape[0], codes.shape[1] * 8 // bits
+    found = torch.empty((-(-outputs // _SHARE), _SHARE * inputs * bits // 8), dtype=torch.int8)
+    step = max(1, _SLICE // (_SHARE * inputs))
+    for at in range(0, len(found), step):
+        shares = _shares(codes[at * _SHARE : (at + step) * _SHARE])
+        if bits == 8:
+            pairs = shares.reshape(len(shares), _SHARE, -1, 2).transpose(1, 2)
+        else:
+            by_place = unpacked(shares).short().reshape(len(shares), _SHARE, -1, 4, 2)
+            first, second, third, fourth = by_place.transpose(1, 2).unbind(3)
+            words = first | second << 4 | third << 8 | fourth << 12
+            pairs = words.contiguous().view(torch.int8)
+        found[at : at + step] = pairs.reshape(len(shares), -1)
+    return found
+
+
+def _shares(rows: torch.Tensor) -> torch.Tensor:
+    """``[outputs, ...]`` as ``[outputs / 8, 8, ...]``, the last ones with zeros below them."""
+    return pad(rows, (0, 0, 0, -len(rows) % _SHARE)).view(-1, _SHARE, rows.shape[1])

@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from flowspec.model.kernels import compiled as module
 from flowspec.model.kernels.compiled import compiled
+from flowspec.model.kernels.cpu import cpu_flags
 from flowspec.model.kernels.integer import Integer
+from flowspec.model.weights.quantise import quantise
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +93,29 @@ def test_a_cache_that_cannot_be_written_is_one_line(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(compiler))
     assert Integer(4).missing() == ("the compiled kernels cannot be kept or read: Not a directory")
+
+
+def test_faster_instructions_change_no_bit(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    """So all machines of a pipeline, and those that replay it, compute the same."""
+    if not cpu_flags() >= module._FASTER.keys() or Integer(4).missing():
+        pytest.skip("this CPU or its compiler lacks them")
+    source = torch.Generator().manual_seed(1)
+    matrix = torch.randn((77, 192), generator=source)
+    rows = torch.randn((6, 192), generator=source)
+
+    def products() -> list[torch.Tensor]:
+        compiled.cache_clear()
+        found = []
+        for precision in ("int4", "int8", "int8-block"):
+            weight = quantise([matrix], (77, 192), precision)
+            kernel = Integer(weight.precision.bits)
+            found.append(kernel.pack(weight, torch.float32, torch.device("cpu")).multiply(rows))
+        return found
+
+    slow = products()
+    monkeypatch.setattr(module, "cpu_flags", cpu_flags)
+    assert all(map(torch.equal, products(), slow))
+    assert len(list(cache.rglob("*.so"))) == 2
 
 
 def test_a_processor_without_the_instructions(monkeypatch: pytest.MonkeyPatch) -> None:

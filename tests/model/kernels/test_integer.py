@@ -123,6 +123,6 @@ def test_rows_need_not_lie_side_by_side(kernel: Integer) -> None:
 
 
 def test_inputs_that_do_not_come_out_even_are_not_taken() -> None:
-    assert Integer(8).takes(7, 96)
-    assert not Integer(4).takes(7, 96)
+    assert Integer(4).takes(7, 96)
+    assert not Integer(4).takes(7, 48)
     assert not Integer(8).takes(7, 80)
