@@ -121,17 +121,21 @@ INLINE void sum(void *rows, const void *others, const int half, long count) {
         put(rows, half, i, number(rows, half, i) + number(others, half, i));
 }
 
+/* The SiLU of a row's `width` gates, times the numbers behind them. */
+INLINE void gate(const char *gates, const int half, long width, char *found) {
+    const char *factors = gates + (half ? 2 : 4) * width;
+    silu(gates, half, width, found);
+    for (long i = 0; i < width; i++)
+        put(found, half, i, number(found, half, i) * number(factors, half, i));
+}
+
 /* `gates`, whose rows hold gates before what they multiply, [count, 2 x width], to [count, width]. */
-INLINE void gated(const char *gates, const int half, long count, long width, char *found,
-                  int threads) {
+static void gated(const char *gates, int half, long count, long width, char *found, int threads) {
     long bytes = (half ? 2 : 4) * width;
 #pragma omp parallel for num_threads(threads) if (count * width > WORTH)
     for (long r = 0; r < count; r++) {
-        const char *own = gates + r * 2 * bytes;
-        char *row = found + r * bytes;
-        silu(own, half, width, row);
-        for (long i = 0; i < width; i++)
-            put(row, half, i, number(row, half, i) * number(own + bytes, half, i));
+        if (half) gate(gates + r * 2 * bytes, 1, width, found + r * bytes);
+        else gate(gates + r * 2 * bytes, 0, width, found + r * bytes);
     }
 }
 
