@@ -13,7 +13,8 @@ Both are stars: client or draft worker (with our broker) in the middle, one link
 every connection through a TCP relay that adds the latency each way. Theirs is C++, ours Python and
 PyTorch. Times are decode only, without loading and prefill.
 
-Either side has equally many settings (``ops.peer.settings``): ``--strategies`` of ours; plain
+Either side has equally many settings (``ops.peer.settings``): ``--strategies`` of ours, where
+``chain@ngram`` has that drafter and a pipeline beside the others'; plain
 decoding and ``--drafts`` of theirs, maximum draft lengths, where ``8@0.5`` ends a draft early at a
 token whose probability is below 0.5, and ``2x8`` drafts 8 tokens behind the last place where the
 last 2 came before. A ``--target`` has drafts of that kind alone. At each latency every setting
@@ -29,12 +30,13 @@ run takes and ends. Prints Markdown; progress goes to standard error.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowspec.cluster import Setup
@@ -49,7 +51,7 @@ from ops.peer.llama import DraftOptions, Llama
 from ops.peer.page import Taken, page, take
 from ops.peer.pipelines import known, our_pipeline, sides, their_pipeline, warm_up
 from ops.peer.prompts import PeerPrompt, chosen
-from ops.peer.settings import DRAFTS, LOOKUPS, STRATEGIES, check, drafting
+from ops.peer.settings import DRAFTS, LOOKUPS, STRATEGIES, check, drafting, parted
 
 PROMPTS = Path(__file__).parents[2] / "tests" / "data" / "prompts.jsonl"
 #: Highest load average, over a minute, of a machine without other work.
@@ -130,14 +132,27 @@ def taken_at(
     """Both phases behind links of one latency each way."""
     extent = plan.extent
     latency = milliseconds / 1e3
-    with (
-        tempfile.TemporaryDirectory(prefix="flowspec-peer-") as folder,
-        their_pipeline(plan.peer, plan.setup, plan.file, latency, Path(folder)) as llama,
-        our_pipeline(plan.setup, latency, Path(folder)) as client,
-    ):
-        warm_up(client, plan.strategies, tuning[0])
+    own = plan.setup.draft
+    drafters = {name: parted(name)[1] or own for name in plan.strategies}
+    with contextlib.ExitStack() as stack:
+
+        def logs() -> Path:
+            made = tempfile.TemporaryDirectory(prefix="flowspec-peer-")
+            return Path(stack.enter_context(made))
+
+        llama = stack.enter_context(
+            their_pipeline(plan.peer, plan.setup, plan.file, latency, logs())
+        )
+        pipelines = {
+            drafter: stack.enter_context(
+                our_pipeline(replace(plan.setup, draft=drafter), latency, logs())
+            )
+            for drafter in dict.fromkeys(drafters.values())
+        }
+        clients = {name: pipelines[drafter] for name, drafter in drafters.items()}
+        warm_up(clients, tuning[0])
         return take(
-            sides(llama, client, plan.strategies, plan.drafts, extent.tokens),
+            sides(llama, clients, plan.drafts, extent.tokens),
             tuning,
             measuring,
             finalists=extent.finalists,

@@ -21,6 +21,7 @@ from ops.peer.contest import Sides
 from ops.peer.install import Peer
 from ops.peer.llama import DraftOptions, Llama, LlamaRun, Relays, relays, servers
 from ops.peer.prompts import PeerPrompt
+from ops.peer.settings import parted
 
 HOST = "127.0.0.1"
 _LISTEN = ("--rows", "straight", "--inbox-host", HOST)
@@ -133,15 +134,14 @@ def _known(llama: Llama, client: Client, prompt: PeerPrompt, tokens: int) -> Pee
 
 
 def sides(
-    llama: Llama,
-    client: Client,
-    strategies: Sequence[str],
-    drafts: Sequence[DraftOptions],
-    tokens: int,
+    llama: Llama, clients: Mapping[str, Client], drafts: Sequence[DraftOptions], tokens: int
 ) -> Sides:
-    """Systems that decode ``tokens`` tokens of a prompt, a setting each."""
+    """Systems that decode ``tokens`` tokens of a prompt, a setting each.
+
+    ``clients``: of the pipeline of each of our settings.
+    """
     return Sides(
-        {f"ours, {name}": partial(_ours, client, name, tokens) for name in strategies},
+        {f"ours, {name}": partial(_ours, client, name, tokens) for name, client in clients.items()},
         {
             "llama.cpp": lambda prompt: llama.plain(prompt.rendered, tokens),
             **{f"llama.cpp, {by}": partial(_drafted, llama, by, tokens) for by in drafts},
@@ -149,14 +149,14 @@ def sides(
     )
 
 
-def warm_up(client: Client, strategies: Sequence[str], prompt: PeerPrompt) -> None:
-    """Run a short job of every strategy."""
-    for strategy in strategies:
-        ours(client, strategy, _WARM_UP, prompt)
+def warm_up(clients: Mapping[str, Client], prompt: PeerPrompt) -> None:
+    """Run a short job of every setting."""
+    for setting, client in clients.items():
+        _ours(client, setting, _WARM_UP, prompt)
 
 
-def _ours(client: Client, strategy: str, tokens: int, prompt: PeerPrompt) -> LlamaRun:
-    return ours(client, strategy, tokens, prompt)[0]
+def _ours(client: Client, setting: str, tokens: int, prompt: PeerPrompt) -> LlamaRun:
+    return ours(client, parted(setting)[0], tokens, prompt)[0]
 
 
 def _drafted(llama: Llama, by: DraftOptions, tokens: int, prompt: PeerPrompt) -> LlamaRun:

@@ -35,6 +35,12 @@ STRATEGIES = (
 )
 
 
+def parted(setting: str) -> tuple[str, str]:
+    """The strategy and the drafter of a setting of ours; no drafter: the pipeline's own."""
+    strategy, _, drafter = setting.partition("@")
+    return strategy, drafter
+
+
 def drafting(text: str) -> DraftOptions:
     """Parse ``8``, ``8@0.5`` or ``2x8``; ConfigError for anything else."""
     lookup, looks_up, rest = text.rpartition("x")
@@ -54,7 +60,7 @@ def drafting(text: str) -> DraftOptions:
 def check(strategies: Sequence[str], drafts: Sequence[DraftOptions], stages: int) -> None:
     """ConfigError unless both sides have equally many different, valid settings."""
     for strategy in strategies:
-        build(strategy, stages)
+        build(parted(strategy)[0], stages)
     for name, given in (("--strategies", strategies), ("--drafts", drafts)):
         if len(set(given)) != len(given):
             raise ConfigError(f"{name} has a setting twice; give each once")

@@ -17,6 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowspec.cluster import Setup
 from flowspec.errors import ClusterError, ConfigError
 from flowspec.model.layers.placing import Placing
 from flowspec.model.weights.directory import default_pair, open_directory
@@ -32,6 +33,8 @@ from ops.peer.prompts import PeerPrompt, chosen
 from ops.peer.settings import CUT, DRAFTS, LENGTHS, LOOKUPS, STRATEGIES, check, drafting
 
 TARGET = default_pair()[0]
+#: Of our pipelines, in the order of their start.
+DRAFTERS: list[str] = []
 FEW = ("--strategies", "autoregressive chain", "--drafts", "4", "--finalists", "1")
 
 
@@ -240,7 +243,8 @@ def stubs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     }
 
     @contextlib.contextmanager
-    def ours(*_: object) -> Iterator[StubClient]:
+    def ours(setup: Setup, *_: object) -> Iterator[StubClient]:
+        DRAFTERS.append(setup.draft)
         yield StubClient()
 
     @contextlib.contextmanager
@@ -251,6 +255,17 @@ def stubs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(program, "their_pipeline", theirs)
     monkeypatch.setattr(program, "Llama", lambda *_: StubLlama(ids))
     return tmp_path
+
+
+def test_a_setting_may_have_a_drafter_and_a_pipeline_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stubs: Path
+) -> None:
+    amount = ("--tuning", "2", "--count", "6", "--repeats", "1", "--latencies", "0", "--busy")
+    settings = ("--strategies", "autoregressive chain@ngram", "--drafts", "2")
+    DRAFTERS.clear()
+    page = said(monkeypatch, capsys, "--peer", stubs, *settings, *amount)
+    assert "ours, chain@ngram" in page
+    assert [default_pair()[1], default_pair()[1], "ngram"] == DRAFTERS
 
 
 @pytest.mark.parametrize("load", [0.2, 3.0])
