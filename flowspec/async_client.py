@@ -273,6 +273,10 @@ class AsyncClient:
         """Roles without a worker that had one, which died or was cut off."""
         return await self._control.lost()
 
+    async def spares(self) -> list[dict[str, Any]]:
+        """Workers that wait to take a stage whose worker is lost: ``roles``, ``host``, ``pid``."""
+        return await self._control.spares()
+
     async def pipeline(self) -> dict[str, str]:
         """The pipeline's record; empty if there is none."""
         return await self._control.pipeline()

@@ -164,6 +164,10 @@ class Client:
         """As ``AsyncClient.lost``."""
         return self._run(self._client.lost())
 
+    def spares(self) -> list[dict[str, Any]]:
+        """As ``AsyncClient.spares``."""
+        return self._run(self._client.spares())
+
     def pipeline(self) -> dict[str, str]:
         """As ``AsyncClient.pipeline``."""
         return self._run(self._client.pipeline())

@@ -128,12 +128,14 @@ def status(url: str | None, *, as_json: bool) -> None:
         pipeline = client.pipeline()
         workers = client.workers()
         lost = client.lost()
+        spares = client.spares()
         (running_jobs, waiting) = client.load()
     if as_json:
         shown = {
             "pipeline": _values(pipeline),
             "workers": workers,
             "lost": lost,
+            "spares": spares,
             "running": running_jobs,
             "waiting": waiting,
         }
@@ -152,7 +154,7 @@ def status(url: str | None, *, as_json: bool) -> None:
         f"each stage has room for {pipeline['most_rows']} KV rows, one a token"
     )
     roles = ("scheduler", *roles_of(pipeline))
-    screen.print(_workers(roles, workers, lost, setup_of(pipeline)))
+    screen.print(_workers(roles, workers, lost, spares, setup_of(pipeline)))
     ends = workers.get(role_of(DRAFT), {}).get(ENDS)
     if ends is not None:
         screen.print(f"texts end at {' '.join(ends) or 'their length alone'}", markup=False)
@@ -167,9 +169,13 @@ def _workers(
     roles: Sequence[str],
     workers: Mapping[str, Mapping[str, Any]],
     lost: Sequence[str],
+    spares: Sequence[Mapping[str, Any]],
     setup: str,
 ) -> Table:
-    """A row for each role; columns in which nobody has anything, or more than 0, are left out."""
+    """A row for each role, and for each spare.
+
+    Columns in which nobody has anything, or more than 0, are left out.
+    """
     columns: dict[str, list[object]] = {"worker": [*roles]}
     for role in roles:
         info = workers.get(role, {})
@@ -187,6 +193,15 @@ def _workers(
         }
         for name, cell in cells.items():
             columns.setdefault(name, []).append(cell)
+    for spare in spares:
+        cells = {
+            "worker": f"spare of {', '.join(spare['roles'])}",
+            "state": "waits",
+            "host": spare["host"],
+            "process": spare["pid"],
+        }
+        for name, column in columns.items():
+            column.append(cells.get(name))
     kept = {name: cells for name, cells in columns.items() if any(cells)}
     table = Table(*kept, box=None, pad_edge=False)
     for row in zip(*kept.values(), strict=True):

@@ -6,10 +6,11 @@ import argparse
 import gc
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from typing import NoReturn
 
 from flowspec import observe
@@ -202,12 +203,15 @@ class Process:
         is started again for a role that was served, and still loads, the role is taken.
         """
         wanted = tuple(roles)
+        known = {"roles": wanted, "host": socket.gethostname(), "pid": os.getpid()}
         before: set[str] = set()
         ready: set[str] = set()
         while not self._stopped:
             time.sleep(_SPARE_LOOK_SECONDS)
             try:
                 with closing(self.control()) as control:
+                    with suppress(BrokerError):  # who is not listed serves all the same
+                        control.note_spare(known)
                     held = control.claims()
                     served = "scheduler" in held
                     for role in wanted:

@@ -44,6 +44,8 @@ QUEUE_CAP = 1_000
 RETENTION_MS = 3_600_000
 #: How long a job counts as followed after its follower has said so, ms.
 FOLLOWED_MS = 10_000
+#: How long a spare counts as waiting after it has said so, ms.
+SPARE_MS = 3_000
 
 #: Facts of the draft worker's lease: most tokens of a job's prompt and output, whether there is
 #: a chat template, and the tokens that end a text.

@@ -44,6 +44,9 @@ class Pipeline:
         stages["verify-2"]["kv"] = {"store": "paged", "blocks": 90, "free": 71, "shared": 4}
         return dict.fromkeys(("scheduler", "draft"), facts) | stages
 
+    def spares(self) -> list[dict[str, Any]]:
+        return []
+
     def load(self) -> tuple[int, int]:
         return 1, 2
 
@@ -76,9 +79,20 @@ def test_piped_output_is_not_wrapped(
 
 def test_columns_that_say_nothing_are_left_out() -> None:
     workers = {"scheduler": {"state": "ready", "refused": 0}, "verify-1": {"state": "joining"}}
-    shown = service._workers(("scheduler", "draft", "verify-1", "verify-2"), workers, ["draft"], "")
+    roles = ("scheduler", "draft", "verify-1", "verify-2")
+    shown = service._workers(roles, workers, ["draft"], [], "")
     assert [column.header for column in shown.columns] == ["worker", "state"]
     assert [*shown.columns[1].cells] == ["ready", "lost", "joining", "not started"]
+
+
+def test_spares_stand_below_the_workers() -> None:
+    spare = {"roles": ["verify-1", "verify-2"], "host": "box", "pid": 7}
+    shown = service._workers(("scheduler",), {"scheduler": {"passes": 3}}, [], [spare], "")
+    rows = zip(*(column.cells for column in shown.columns), strict=True)
+    assert [*rows] == [
+        ("scheduler", "not started", "-", "-", "3"),
+        ("spare of verify-1, verify-2", "waits", "box", "7", "-"),
+    ]
 
 
 def test_a_second_up_says_that_one_is_starting_and_touches_nothing(

@@ -171,12 +171,14 @@ def test_a_spare_takes_over_from_a_worker_that_leaves(plain: dict[float, tuple[i
         until(lambda: served(client) >= {"draft", "verify-1", "verify-2"})
         spare = begin("workers.verify", "--spare", "--stage", "2", "--stage", "1")
         until(lambda: "ready: a spare of stage 2, stage 1" in spare.err)
+        until(lambda: [known["pid"] for known in client.spares()] == [spare.process.pid])
         job = begun(client, "flowspec", 0.0)
         stages[1].process.terminate()
         assert job.result().token_ids == plain[0.0]
         assert stages[1].ended().returncode == 0
         until(lambda: client.workers().get("verify-2", {}).get("pid") == spare.process.pid)
         assert begun(client, "flowspec", 1.0).result().token_ids == plain[1.0]
+        until(lambda: not client.spares())
 
 
 def served(client: Client) -> set[str]:
@@ -286,9 +288,10 @@ def test_a_key_of_a_wrong_type_stops_nothing(
         "out": f"out:{job.id}",
         "request": f"request:{job.id}",
     }.get(name, name)
-    with contextlib.closing(connect(cluster.url)) as broker:
-        broker.delete(key)
-        broker.zadd(key, {"x": 1.0})
+    with contextlib.closing(connect(cluster.url)) as broker, broker.pipeline() as changes:
+        changes.delete(key)  # at once: a worker would make it anew meanwhile
+        changes.zadd(key, {"x": 1.0})
+        changes.execute()
     try:
         assert job.result(timeout=60.0).token_ids == plain[0.0]
     except FlowSpecError as error:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from flowspec.errors import BrokerError
 from flowspec.start import boot
 from flowspec.start.boot import Process
 from flowspec.transport.base import Claim
@@ -26,6 +27,10 @@ class Seen:
         self._process = process
         self._looks: Iterator[Look] = iter(looks)
         self.released: list[tuple[str, str]] = []
+
+    def note_spare(self, spare: dict[str, object]) -> None:
+        assert spare["roles"] == ROLES
+        raise BrokerError("no permission")  # that it cannot be listed keeps it from nothing
 
     def claims(self) -> dict[str, Claim]:
         look = next(self._looks, None)

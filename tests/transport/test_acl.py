@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -200,6 +201,21 @@ def test_who_may_not_load_scripts_waits_for_them_and_says_so(
     assert worker.script("claim", named, ["t", 1000, "{}", "verify-1"]) == 0
     worker.close()
     scheduler.close()
+
+
+def test_a_spare_is_listed_as_long_as_it_says_that_it_waits(door: Door) -> None:
+    spare = {"roles": ["verify-1", "verify-2"], "host": "box", "pid": 7}
+    with connect(door.broker.url) as admin, Client(door.url("client")) as client:
+        for member in ("no JSON", "[]", '{"roles": 1}', '{"roles": [2], "host": "h", "pid": 1}'):
+            admin.zadd(KEYS.spares, {member: 1e15})
+        admin.zadd(KEYS.spares, {json.dumps(spare | {"pid": 6}): 1})
+        assert client.spares() == []
+        stage = RedisControl(door.url("verify-1"), KEYS)
+        stage.note_spare(spare)
+        stage.note_spare(spare)
+        assert client.spares() == [spare]
+        assert admin.zcard(KEYS.spares) == 5, "who waits no longer is forgotten"
+        stage.close()
 
 
 def test_a_server_reads_the_file(door: Door) -> None:

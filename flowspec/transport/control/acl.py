@@ -25,7 +25,7 @@ _ALWAYS = ("ping", "info", "hello", "client|setinfo", "multi", "exec", "discard"
 #: What all workers run beside scripts: they read their streams, write rows and renew leases.
 _WORKER = (
     *("evalsha", "script|exists", "time", "xread", "xadd", "xlen", "xtrim", "xinfo|stream"),
-    *("hgetall", "hmget", "mget", "get", "del"),
+    *("hgetall", "hmget", "mget", "get", "del", "zadd", "zremrangebyscore"),
 )
 _STAGE_SCRIPTS = ("publish", "publish_together", "record", "trim", "claim", "release")
 _DRAFT_SCRIPTS = (*_STAGE_SCRIPTS, "open_job", "commit_verdict", "finish")
@@ -37,6 +37,7 @@ _SCHEDULER = (
 _CLIENT = (
     *("xadd", "xrange", "xread", "xlen", "hget", "hgetall", "hmget", "mget", "get"),
     *("scard", "llen", "lrange", "smembers", "pexpire", "del", "time", "zadd"),
+    "zrangebyscore",
 )
 _CALL = re.compile(r"redis\.call\('(\w+)'")
 #: Users who are no workers: programs that submit jobs, the gateway among them, and whoever looks
@@ -92,7 +93,7 @@ def _worker(keys: Keys, worker: Address) -> User:
     tag = keys.tag
     # Each worker's publish names the logs of all, since it may complete a task of any.
     own = [f"{tag}:{kind}:*" for kind in ("job", "run", "recording", "log", f"inbox:{worker}")]
-    own += [keys.rows(worker), keys.claim(role), keys.generations]
+    own += [keys.rows(worker), keys.claim(role), keys.generations, keys.spares]
     scripts: Sequence[str] = _STAGE_SCRIPTS
     if worker == DRAFT:
         own += [f"{tag}:out:*", f"{tag}:request:*", keys.running, keys.submissions]
@@ -111,7 +112,7 @@ def _client(keys: Keys) -> User:
     tag = keys.tag
     kinds = ("job:*", "request:*", "out:*", "wake:*", "followed")
     both = (f"~{JOBS}", *(f"~{tag}:{kind}" for kind in kinds))
-    looked_at = ("recording:*", "claim:*", "pipeline", "generations", "queue", "running")
+    looked_at = ("recording:*", "claim:*", "pipeline", "generations", "queue", "running", "spares")
     read = tuple(f"%R~{tag}:{kind}" for kind in looked_at)
     return User(_name(keys, CLIENT), (*both, *read, *_may((*_ALWAYS, *_CLIENT))))
 

@@ -17,6 +17,7 @@ from flowspec.transport.control.replies import (
     lost_of,
     pipeline_record,
     recording_lines,
+    spares_of,
 )
 from flowspec.transport.wire.keys import JOBS, Keys
 
@@ -49,10 +50,14 @@ class AsyncRedisControl:
 
     async def follow(self, jobs: Sequence[str], lifetime_ms: int = FOLLOWED_MS) -> None:
         """Say that somebody waits for ``jobs``, which end unless that is said again in time."""
-        ((seconds, microseconds),) = await self._client.run(("TIME",))
-        until = seconds * 1000 + microseconds // 1000 + lifetime_ms
+        until = await self._now_ms() + lifetime_ms
         members = (part for job in jobs for part in (until, job))
         await self._client.run(("ZADD", self._keys.followed, "GT", *members))
+
+    async def _now_ms(self) -> int:
+        """The broker's clock."""
+        ((seconds, microseconds),) = await self._client.run(("TIME",))
+        return int(seconds) * 1000 + int(microseconds) // 1000
 
     async def submitted(self, job: str) -> bool:
         """Whether the intake holds ``job``: submitted, and not yet acknowledged."""
@@ -76,6 +81,12 @@ class AsyncRedisControl:
     async def lost(self) -> list[str]:
         """Roles without a lease, of which the latest holder did not say that it leaves."""
         return lost_of(*await self._leases())
+
+    async def spares(self) -> list[dict[str, Any]]:
+        """The spares that wait: ``roles``, ``host`` and ``pid`` of each."""
+        now_ms = await self._now_ms()
+        (found,) = await self._client.run(("ZRANGEBYSCORE", self._keys.spares, now_ms, "+inf"))
+        return spares_of(found)
 
     async def _leases(self) -> tuple[list[str], Any, Any]:
         """All roles, their leases as stored, and the roles' generations."""

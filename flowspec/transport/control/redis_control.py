@@ -20,6 +20,7 @@ from flowspec.observe import logger
 from flowspec.transport.base import (
     QUEUE_CAP,
     RETENTION_MS,
+    SPARE_MS,
     Intake,
     digest_of,
     earlier_of,
@@ -329,7 +330,8 @@ class RedisControl:
         for worker in workers_of(known):
             streams += [keys.log(worker), keys.rows(worker)]
         claims = map(keys.claim, ["scheduler", *roles_of(known)])
-        types = {keys.generations: "hash", keys.followed: "zset", **dict.fromkeys(claims, "string")}
+        types = {keys.generations: "hash", **dict.fromkeys(claims, "string")}
+        types |= dict.fromkeys((keys.followed, keys.spares), "zset")
         for job in self.running():
             types |= {keys.job(job): "hash", keys.request(job): "hash"}
             if epoch := self._placed(job).get("epoch"):
@@ -370,6 +372,16 @@ class RedisControl:
     def release(self, role: str, token: str, *, leaves: bool = False) -> None:
         named = [self._keys.claim(role), self._keys.generations]
         self._client.script("release", named, [token, role, int(leaves)])
+
+    def note_spare(self, spare: Mapping[str, object]) -> None:
+        """Say that ``spare`` waits; it counts as long as that is said again in time."""
+        now_ms = int(self._now() * 1000)
+        self._client.run(
+            [
+                ("ZREMRANGEBYSCORE", self._keys.spares, "-inf", now_ms),
+                ("ZADD", self._keys.spares, now_ms + SPARE_MS, json.dumps(spare)),
+            ]
+        )
 
     def claims(self) -> Claims:
         roles = ["scheduler", *roles_of(self.pipeline())]

@@ -118,6 +118,19 @@ def lost_of(
     ]
 
 
+def spares_of(members: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Those of ``members`` that describe a spare: its ``roles``, ``host`` and ``pid``."""
+    found = [_facts(member.decode(errors="replace")) for member in members]
+    return [
+        spare
+        for spare in found
+        if isinstance(spare.get("roles"), list)
+        and all(isinstance(role, str) for role in spare["roles"])
+        and isinstance(spare.get("host"), str)
+        and isinstance(spare.get("pid"), int)
+    ]
+
+
 def generation_of(role: str, token: str, generations: Mapping[str, str]) -> int:
     """The generation of ``token`` if it is the latest to have claimed ``role``; else 0."""
     number = generations.get(role, "")

@@ -55,6 +55,11 @@ class Keys:
         return f"{self.tag}:followed"
 
     @property
+    def spares(self) -> str:
+        """Sorted set: spares that wait, as JSON, and until when each counts, server ms."""
+        return f"{self.tag}:spares"
+
+    @property
     def written(self) -> str:
         """String with a lifetime: written to see whether the broker takes writes."""
         return f"{self.tag}:written"
