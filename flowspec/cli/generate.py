@@ -113,7 +113,7 @@ def _answer(
     """Answer one prompt; False if its job failed, which does not affect the others."""
     job = client.submit_spec(spec)
     try:
-        with screen.streaming(client) as show:
+        with screen.streaming(client, supervised=request.url is None) as show:
             for chunk in job.stream():
                 show(chunk)
     except KeyboardInterrupt:

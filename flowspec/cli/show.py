@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from flowspec.cli import notes
 from flowspec.client import Client
 from flowspec.core.run.logprobs import TokenLogprobs
+from flowspec.errors import FlowSpecError
 from flowspec.rehearse.replay import replay_file
 from flowspec.results import Chunk, Result
 from flowspec.strategies import describe
@@ -27,6 +30,8 @@ from flowspec.strategies.auto.decisions import tokens_by_drafter
 
 #: Characters of the streamed text's end that are laid out above the status line.
 _TAIL_CHARACTERS = 8000
+#: After how long without a token it is looked what keeps it, seconds.
+PAUSE_SECONDS = 5.0
 #: Width of a line without a terminal, characters.
 _ENDLESS = 10_000
 
@@ -67,14 +72,30 @@ class Screen:
             )
 
     @contextlib.contextmanager
-    def streaming(self, client: Client) -> Iterator[Callable[[Chunk], None]]:
-        """Show a job's output as it arrives; yields the function to call with each piece."""
+    def streaming(
+        self, client: Client, *, supervised: bool = False
+    ) -> Iterator[Callable[[Chunk], None]]:
+        """Show a job's output as it arrives; yields the function to call with each piece.
+
+        Why nothing arrives is said too, as far as the pipeline knows, unless it is ``supervised``
+        here: then its supervisor does.
+        """
         self._text = []
         plain = not self._json and not (self._live and sys.stdout.isatty())
         if not self._live:
-            yield self._write if plain else self._keep
+            keep = self._write if plain else self._keep
+            if supervised:
+                yield keep
+                return
+            with _pauses_explained(client) as heard:
+
+                def hear(chunk: Chunk) -> None:
+                    heard()
+                    keep(chunk)
+
+                yield hear
             return
-        status = StatusLine(client)
+        status = StatusLine(client, explains=not supervised)
         tail = ""
         with Live(status, console=self._errors, refresh_per_second=8, transient=True) as live:
 
@@ -133,6 +154,36 @@ class Screen:
         self._errors.print(f"flowspec: {text}", markup=False, soft_wrap=True)
 
 
+@contextlib.contextmanager
+def _pauses_explained(client: Client) -> Iterator[Callable[[], None]]:
+    """Say why nothing comes for a while, once for every reason; yields what to call if it does."""
+    heard, ended = threading.Event(), threading.Event()
+
+    def explain() -> None:
+        said = ""
+        while not ended.wait(PAUSE_SECONDS):
+            if heard.is_set():
+                heard.clear()
+                continue
+            with contextlib.suppress(FlowSpecError):  # a broker that is away ends the job's reading
+                why = _why_waiting(client)
+                if why and why != said:
+                    notes.say(why)
+                said = why
+
+    watcher = threading.Thread(target=explain, name="pauses", daemon=True)
+    watcher.start()
+    try:
+        yield heard.set
+    finally:
+        ended.set()
+        watcher.join(PAUSE_SECONDS)
+
+
+def _why_waiting(client: Client) -> str:
+    return notes.why_waiting(client.pipeline(), client.workers(), client.lost())
+
+
 @dataclass(frozen=True, slots=True)
 class JobReport:
     """A worker's last report: its clock and its counters."""
@@ -143,10 +194,16 @@ class JobReport:
 
 
 class StatusLine:
-    """Tokens, tokens/s, tokens per step, and each stage's load between its last two reports."""
+    """Tokens, tokens/s, tokens per step, and each stage's load between its last two reports.
 
-    def __init__(self, client: Client) -> None:
+    ``explains``: it says instead why nothing has come for a while, as far as the pipeline knows.
+    """
+
+    def __init__(self, client: Client, *, explains: bool = False) -> None:
         self._client = client
+        self._explains = explains
+        self._heard = time.monotonic()
+        self._why = ""
         self._spinner = Spinner("dots")
         self._tokens = 0
         self._began: float | None = None
@@ -156,7 +213,8 @@ class StatusLine:
 
     def count(self, chunk: Chunk) -> None:
         """Count the tokens of ``chunk``."""
-        self._began = self._began or time.monotonic()
+        self._heard = time.monotonic()
+        self._began = self._began or self._heard
         self._tokens += len(chunk.token_ids)
 
     def __rich__(self) -> Spinner:
@@ -164,9 +222,12 @@ class StatusLine:
         if now - self._looked > 1.0:
             self._looked = now
             self._look()
+            pauses = self._explains and now - self._heard > PAUSE_SECONDS
+            self._why = _why_waiting(self._client) if pauses else ""
         seconds = now - self._began if self._began is not None else 0.0
         speed = f"  {(self._tokens - 1) / seconds:.1f} tokens/s" if seconds else ""
-        self._spinner.update(text=f"{self._tokens} tokens{speed}{self._stages(seconds)}")
+        beside = f"; {self._why}" if self._why else f"{speed}{self._stages(seconds)}"
+        self._spinner.update(text=Text(f"{self._tokens} tokens{beside}"))
         return self._spinner
 
     def _look(self) -> None:

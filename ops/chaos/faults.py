@@ -304,8 +304,10 @@ def _key_deleted(pipeline: Pipeline, luck: random.Random) -> None:
 @fault("key of a wrong type")
 def _key_replaced(pipeline: Pipeline, luck: random.Random) -> None:
     key = _some_key(pipeline, luck)
-    pipeline.broker.delete(key)
-    pipeline.broker.zadd(key, {"x": 1.0})
+    with pipeline.broker.pipeline() as changes:  # at once: a worker would make it anew meanwhile
+        changes.delete(key)
+        changes.zadd(key, {"x": 1.0})
+        changes.execute()
 
 
 @fault("value of garbage")

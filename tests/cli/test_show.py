@@ -1,14 +1,18 @@
-"""The table at the end of a job."""
+"""What is shown beside a job's text, and at its end."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
+import pytest
 from rich.console import Console
 
-from flowspec.cli.show import summary, table
+from flowspec.cli import show
+from flowspec.cli.show import Screen, StatusLine, summary, table
+from flowspec.client import Client
 from flowspec.core.session.stats import Tally
-from flowspec.results import Result, Stats
+from flowspec.results import Chunk, Result, Stats
+from tests.waiting import until
 
 
 def shown(decisions: list[dict[str, Any]], tally: Tally | None = None) -> dict[str, str]:
@@ -53,3 +57,59 @@ def test_the_time_to_the_first_token_says_how_much_of_it_was_queued() -> None:
     tally = Tally(submitted_at=1.0, started_at=3.5, queued_seconds=2.5)
     tally.count(1, 0, now=4.0)
     assert shown([], tally)["time to first token"] == "3.000 s, of which queued 2.500 s"
+
+
+class Pipeline:
+    """A client of a pipeline that has lost a stage."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def pipeline(self) -> dict[str, str]:
+        return {"stages": "1"}
+
+    def workers(self) -> dict[str, dict[str, Any]]:
+        return {"scheduler": {}, "draft": {}}
+
+    def lost(self) -> list[str]:
+        self.looks += 1
+        return ["verify-1"]
+
+
+WHY = (
+    "verify-1 was lost: jobs wait until it is started again, "
+    "by `python -m workers.verify --stage 1`"
+)
+CHUNK = Chunk("Hi", (1,), (2,))
+
+
+def test_a_pause_is_explained_once_until_text_comes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(show, "PAUSE_SECONDS", 0.01)
+    found = Pipeline()
+    with Screen(as_json=False).streaming(cast(Client, found)) as shown:
+        until(lambda: found.looks >= 3)
+        shown(CHUNK)
+        until(lambda: found.looks >= 6)
+    looks = found.looks
+    captured = capsys.readouterr()
+    assert captured.out == "Hi"
+    assert captured.err == f"note: {WHY}\n"
+    assert found.looks == looks, "it has ended"
+
+
+def test_where_a_supervisor_speaks_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(show, "PAUSE_SECONDS", 0.0)
+    found = Pipeline()
+    with Screen(as_json=False).streaming(cast(Client, found), supervised=True) as shown:
+        shown(CHUNK)
+    assert found.looks == 0
+
+
+def test_the_status_line_explains_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(show, "PAUSE_SECONDS", 0.0)
+    screen = Console(width=200)
+    with screen.capture() as captured:
+        screen.print(StatusLine(cast(Client, Pipeline()), explains=True))
+    assert captured.get().strip().endswith(f"0 tokens; {WHY}")
