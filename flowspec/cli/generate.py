@@ -74,11 +74,12 @@ def run(request: Request, prompt: str | None, prompts: Path | None) -> None:
         record = client.pipeline()
         notes.first_of_several([request.strategy], [drafts_of(record)])
         notes.unused_middles(request.strategy, middles_of(record), running=True)
-        if request.url is not None:
+        together = request.setup.jobs > 1 and len(specs) > 1
+        if request.url is not None and together:
             notes.waits(client)
-        if request.url is not None or (request.setup.jobs > 1 and len(specs) > 1):
+        if request.url is not None or together:
             notes.alone(request.strategy)
-        if request.setup.jobs > 1 and len(specs) > 1:
+        if together:
             failed = not _Together(client, request, screen, pipeline.check).answer(specs)
         else:
             for spec in specs:

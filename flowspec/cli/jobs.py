@@ -35,7 +35,6 @@ def watch(job_id: str, url: str | None, *, as_json: bool, with_stats: bool) -> N
     screen = Screen(as_json=as_json, with_stats=with_stats)
     with Client(url_or_running(url)) as client:
         job = _known(client, job_id)
-        notes.waits(client)
         try:
             with screen.streaming(client) as show:
                 for chunk in job.stream():

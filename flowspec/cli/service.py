@@ -7,6 +7,7 @@ private broker, and waits until the pipeline serves.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -26,7 +27,7 @@ from flowspec.cli.show import console
 from flowspec.client import Client
 from flowspec.cluster import READY_SECONDS, Cluster, Places, Setup
 from flowspec.core.protocol.addresses import DRAFT, Address
-from flowspec.errors import ClusterError, ConfigError, FlowSpecError, WireError
+from flowspec.errors import BrokerError, ClusterError, ConfigError, FlowSpecError, WireError
 from flowspec.model.base import placed
 from flowspec.plan.cluster_file import parse_ranges
 from flowspec.transport.base import ENDS, FREE, NEEDS, role_of, roles_of, setup_of
@@ -128,7 +129,9 @@ def status(url: str | None, *, as_json: bool) -> None:
         pipeline = client.pipeline()
         workers = client.workers()
         lost = client.lost()
-        spares = client.spares()
+        spares: list[dict[str, Any]] = []
+        with contextlib.suppress(BrokerError):  # an older ACL file lets no client list them
+            spares = client.spares()
         (running_jobs, waiting) = client.load()
     if as_json:
         shown = {

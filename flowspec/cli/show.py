@@ -156,20 +156,22 @@ class Screen:
 
 @contextlib.contextmanager
 def _pauses_explained(client: Client) -> Iterator[Callable[[], None]]:
-    """Say why nothing comes for a while, once for every reason; yields what to call if it does."""
+    """Say why nothing comes for a while, once a pause; yields what to call when something does."""
     heard, ended = threading.Event(), threading.Event()
 
     def explain() -> None:
         said = ""
-        while not ended.wait(PAUSE_SECONDS):
+        while not ended.is_set():
             if heard.is_set():
                 heard.clear()
-                continue
-            with contextlib.suppress(FlowSpecError):  # a broker that is away ends the job's reading
-                why = _why_waiting(client)
-                if why and why != said:
-                    notes.say(why)
-                said = why
+                said = ""
+            else:
+                with contextlib.suppress(FlowSpecError):  # a broker that is away ends the reading
+                    why = _why_waiting(client)
+                    if why and why != said and not (heard.is_set() or ended.is_set()):
+                        notes.say(why)
+                    said = why
+            ended.wait(PAUSE_SECONDS)
 
     watcher = threading.Thread(target=explain, name="pauses", daemon=True)
     watcher.start()
@@ -177,7 +179,6 @@ def _pauses_explained(client: Client) -> Iterator[Callable[[], None]]:
         yield heard.set
     finally:
         ended.set()
-        watcher.join(PAUSE_SECONDS)
 
 
 def _why_waiting(client: Client) -> str:
@@ -202,7 +203,7 @@ class StatusLine:
     def __init__(self, client: Client, *, explains: bool = False) -> None:
         self._client = client
         self._explains = explains
-        self._heard = time.monotonic()
+        self._heard = -math.inf
         self._why = ""
         self._spinner = Spinner("dots")
         self._tokens = 0
@@ -221,9 +222,10 @@ class StatusLine:
         now = time.monotonic()
         if now - self._looked > 1.0:
             self._looked = now
-            self._look()
             pauses = self._explains and now - self._heard > PAUSE_SECONDS
-            self._why = _why_waiting(self._client) if pauses else ""
+            with contextlib.suppress(FlowSpecError):  # a broker that is away ends the reading
+                self._look()
+                self._why = _why_waiting(self._client) if pauses else ""
         seconds = now - self._began if self._began is not None else 0.0
         speed = f"  {(self._tokens - 1) / seconds:.1f} tokens/s" if seconds else ""
         beside = f"; {self._why}" if self._why else f"{speed}{self._stages(seconds)}"

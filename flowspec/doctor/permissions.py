@@ -72,6 +72,9 @@ COMMANDS = (
     ("ZREMRANGEBYSCORE", _KEY, "-inf", "1"),
 )
 
+#: What a server writes into its log in the place of PEXPIRE and XREADGROUP.
+_IN_LOGS = (("PEXPIREAT", _KEY, "1"), ("XCLAIM", JOBS, "group", "name", "0", "0-1"))
+
 
 def refused(client: redis.Redis) -> tuple[str, ...]:
     """The commands that the server at ``client`` refuses, each as ``NAME on KEY``.
@@ -100,12 +103,12 @@ def refused(client: redis.Redis) -> tuple[str, ...]:
 
 
 def restricts(client: redis.Redis, user: str) -> bool:
-    """Whether the server refuses ``user`` one of the commands, logged in or not.
+    """Whether the server refuses ``user`` what its log of writes holds, logged in or not.
 
     False if it does not say: this user may not ask, or the server is older than Redis 7.0.
     """
     pipe = client.pipeline(transaction=False)
-    for command in COMMANDS:
+    for command in (*COMMANDS, *_IN_LOGS):
         pipe.execute_command("ACL", "DRYRUN", user, *command)  # type: ignore[no-untyped-call]
     answers = pipe.execute(raise_on_error=False)
     return any(isinstance(answer, bytes) and answer != b"OK" for answer in answers)

@@ -107,6 +107,11 @@ def plan_of(given: argparse.Namespace) -> Plan:
     return Plan(peer, Setup(target, draft, given.stages), file, strategies, drafts, extent)
 
 
+def drafters_of(plan: Plan) -> dict[str, str]:
+    """The drafter of each of our settings."""
+    return {name: parted(name)[1] or plan.setup.draft for name in plan.strategies}
+
+
 def prompts_of(plan: Plan, file: Path) -> tuple[list[PeerPrompt], list[PeerPrompt]]:
     """Tuning and measuring prompts with the target's own text, which needs no latency."""
     extent = plan.extent
@@ -132,8 +137,7 @@ def taken_at(
     """Both phases behind links of one latency each way."""
     extent = plan.extent
     latency = milliseconds / 1e3
-    own = plan.setup.draft
-    drafters = {name: parted(name)[1] or own for name in plan.strategies}
+    drafters = drafters_of(plan)
     with contextlib.ExitStack() as stack:
 
         def logs() -> Path:
@@ -170,7 +174,8 @@ def report(given: argparse.Namespace) -> None:
         return
     load = load_words(busy=given.busy)
     plan.peer.check()
-    plan.setup.check()
+    for drafter in set(drafters_of(plan).values()):
+        replace(plan.setup, draft=drafter).check()
     tuning, measuring = prompts_of(plan, given.prompts)
     print(f"{machine_line()}; {load}; llama.cpp of llama-cpp-python {version()}")
     print(

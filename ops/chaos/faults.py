@@ -153,7 +153,7 @@ def _halt(pids: Sequence[int], seconds: float) -> None:
 
 @fault("gateway killed")
 def _gateway_killed(pipeline: Pipeline, luck: random.Random) -> None:
-    """While it streams an answer; another one in its place answers."""
+    """While it streams an answer, whose job ends; another one in its place answers."""
     port = str(_free_port())
     ids = luck.choice(prompts())
     with _gateway(pipeline, port) as process, _asked_of(port, ids, stream=True) as streamed:
@@ -166,6 +166,7 @@ def _gateway_killed(pipeline: Pipeline, luck: random.Random) -> None:
         answer = json.loads(whole.read())
     if answer["choices"][0]["text"] != text_of(greedy(ids)):
         raise RuntimeError("the gateway gave another text")
+    _until(lambda: not pipeline.broker.exists(f"{TAG}:running"), "a gateway's job has not ended")
 
 
 @contextmanager

@@ -37,7 +37,9 @@ STRATEGIES = (
 
 def parted(setting: str) -> tuple[str, str]:
     """The strategy and the drafter of a setting of ours; no drafter: the pipeline's own."""
-    strategy, _, drafter = setting.partition("@")
+    strategy, named, drafter = setting.partition("@")
+    if named and not drafter:
+        raise ConfigError(f"--strategies {setting!r} names no drafter behind its @")
     return strategy, drafter
 
 

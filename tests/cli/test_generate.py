@@ -19,7 +19,7 @@ from flowspec.cli import generate
 from flowspec.cli.show import Screen
 from flowspec.cluster import Setup
 from flowspec.core.run.sampling import Sampling
-from flowspec.errors import JobFailed
+from flowspec.errors import BrokerError, JobFailed
 from flowspec.results import Chunk, Result
 from tests.waiting import SECONDS
 
@@ -53,6 +53,9 @@ class Client:
 
     def submit_spec(self, spec: object) -> Job:
         return self.job
+
+    def pipeline(self) -> dict[str, str]:
+        raise BrokerError("away")
 
 
 class Full(io.StringIO):

@@ -11,6 +11,7 @@ import pytest
 
 from flowspec.cli import service
 from flowspec.cli.places import lock_file, state_file
+from flowspec.errors import BrokerError
 from tests.cli.conftest import Command
 
 HOST = "a-machine-with-a-very-long-name.in-a-rack.of-a-site.of-a-firm.example.org"
@@ -45,7 +46,7 @@ class Pipeline:
         return dict.fromkeys(("scheduler", "draft"), facts) | stages
 
     def spares(self) -> list[dict[str, Any]]:
-        return []
+        raise BrokerError("no permission")  # by an older ACL file
 
     def load(self) -> tuple[int, int]:
         return 1, 2

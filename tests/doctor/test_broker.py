@@ -134,6 +134,7 @@ def test_a_restricted_user(server: PrivateBroker, client: redis.Redis) -> None:
         ("off resetpass", False),
         ("-debug -flushall", False),
         ("-xadd", True),
+        ("-pexpireat", True),
         ("resetkeys", True),
         ("off -@write", True),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import hashlib
@@ -49,10 +50,13 @@ def compiled() -> ctypes.CDLL | str:
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         return "there is no C compiler: install gcc"
-    faster = _FASTER.values() if cpu_flags() >= _FASTER.keys() else ()
-    command = [compiler, *_NEEDED.values(), *faster, *_OPTIONS]
+    command = [compiler, *_NEEDED.values(), *_OPTIONS]
     try:
-        made = _made(command)
+        made = None
+        if cpu_flags() >= _FASTER.keys():
+            with contextlib.suppress(subprocess.SubprocessError):  # an old compiler lacks them
+                made = _made([*command, *_FASTER.values()])
+        made = made or _made(command)
         try:
             return ctypes.CDLL(str(made))
         except OSError:  # cut short as the machine stopped
