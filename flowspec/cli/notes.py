@@ -42,9 +42,8 @@ def surplus(plan: BenchPlan) -> None:
 
 def waits(client: Client) -> None:
     """A note if a job would wait."""
-    why = why_waiting(client.pipeline(), client.workers(), client.lost())
-    if why:
-        sys.stderr.write(f"note: {why}\n")
+    if why := why_waiting_at(client):
+        say(why)
 
 
 def alone(strategy: str) -> None:
@@ -54,6 +53,11 @@ def alone(strategy: str) -> None:
             f"note: {strategy} runs alone: it begins when the jobs before it have ended, and later "
             "ones wait for it\n"
         )
+
+
+def why_waiting_at(client: Client) -> str:
+    """``why_waiting`` in the pipeline of ``client``."""
+    return why_waiting(client.pipeline(), client.workers(), client.lost())
 
 
 def why_waiting(

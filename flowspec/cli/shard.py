@@ -10,7 +10,7 @@ from flowspec.cli.places import DEFAULT_STAGES
 from flowspec.errors import ConfigError
 from flowspec.model.drafters.kinds import NGRAM
 from flowspec.model.drafters.sources import open_models
-from flowspec.model.weights.directory import fetch_weights, layer_ranges
+from flowspec.model.weights.directory import all_tensors, fetch_weights, layer_ranges
 
 
 def shard(
@@ -29,7 +29,7 @@ def shard(
 
     precision = check_shard_dtype(dtype)
     open_models(target, NGRAM)
-    directory = fetch_weights(target, lambda found: ("",))
+    directory = fetch_weights(target, all_tensors)
     blocks = (
         parse_blocks(layers, directory.layers)
         if layers is not None

@@ -167,7 +167,7 @@ def _pauses_explained(client: Client) -> Iterator[Callable[[], None]]:
                 said = ""
             else:
                 with contextlib.suppress(FlowSpecError):  # a broker that is away ends the reading
-                    why = _why_waiting(client)
+                    why = notes.why_waiting_at(client)
                     if why and why != said and not (heard.is_set() or ended.is_set()):
                         notes.say(why)
                     said = why
@@ -179,10 +179,6 @@ def _pauses_explained(client: Client) -> Iterator[Callable[[], None]]:
         yield heard.set
     finally:
         ended.set()
-
-
-def _why_waiting(client: Client) -> str:
-    return notes.why_waiting(client.pipeline(), client.workers(), client.lost())
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +221,7 @@ class StatusLine:
             pauses = self._explains and now - self._heard > PAUSE_SECONDS
             with contextlib.suppress(FlowSpecError):  # a broker that is away ends the reading
                 self._look()
-                self._why = _why_waiting(self._client) if pauses else ""
+                self._why = notes.why_waiting_at(self._client) if pauses else ""
         seconds = now - self._began if self._began is not None else 0.0
         speed = f"  {(self._tokens - 1) / seconds:.1f} tokens/s" if seconds else ""
         beside = f"; {self._why}" if self._why else f"{speed}{self._stages(seconds)}"

@@ -17,7 +17,7 @@ from flowspec.cli.places import draft_for
 from flowspec.cli.show import console
 from flowspec.core.run.sampling import Sampling
 from flowspec.model.drafters.sources import labels, load_sources, open_models, taps_of
-from flowspec.model.weights.directory import default_pair, fetch_weights, layer_ranges
+from flowspec.model.weights.directory import all_tensors, default_pair, fetch_weights, layer_ranges
 from flowspec.proof.library import MOST_TIMES
 from flowspec.proof.prove import (
     Difference,
@@ -63,7 +63,7 @@ def verify(wanted: Wanted) -> int:
     placing = place(wanted.dtype, wanted.device, opened.config)
     ranges = layer_ranges(opened.layers, min(plan.stages, opened.layers))
     with console(stderr=True).status("loading") as line:
-        target = fetch_weights(name, lambda found: ("",))
+        target = fetch_weights(name, all_tensors)
         blocks = load_blocks(target, ranges, placing)
         drafter = load_sources(draft, target, dtype=wanted.draft_dtype, device=str(placing.device))
         tokenizer = Tokenizer(target)

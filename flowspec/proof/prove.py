@@ -20,7 +20,7 @@ from flowspec.model.layers.trial import TOLERANCE, try_small
 from flowspec.model.memory import available_bytes
 from flowspec.model.rows.attention import EXACT_DEVICES
 from flowspec.model.stage import ModelStage
-from flowspec.model.weights.directory import ModelDirectory, fetch_weights
+from flowspec.model.weights.directory import ModelDirectory, all_tensors, fetch_weights
 from flowspec.proof import library, plain
 from flowspec.proof.depth import acceptance_by_depth
 from flowspec.proof.plain import Logits, PlainText
@@ -157,7 +157,7 @@ def load_tap_shares(
     """The blocks' shares of a drafter's sum; empty: it reads no hidden rows inside the target."""
     if taps is None:
         return []
-    drafter = fetch_weights(taps.drafter, lambda found: ("",))
+    drafter = fetch_weights(taps.drafter, all_tensors)
     pairs = zip(blocks, ranges, strict=True)
     return [TapShares(block, layers, taps, drafter) for block, layers in pairs]
 

@@ -41,6 +41,7 @@ from flowspec.model.timing import (
 from flowspec.model.weights.directory import (
     ModelDirectory,
     absolute_name,
+    all_tensors,
     fetch_weights,
     layer_ranges,
 )
@@ -191,7 +192,7 @@ def _by_kind(drafts: str) -> dict[str, str]:
 
 
 def _kind(name: str) -> str:
-    return NGRAM if name == NGRAM else kind_of(fetch_weights(name, lambda found: ("",))).name
+    return NGRAM if name == NGRAM else kind_of(fetch_weights(name, all_tensors)).name
 
 
 def _needs(directory: ModelDirectory, plan: MeasurementPlan, drafts: str) -> tuple[str, ...]:

@@ -8,7 +8,12 @@ from collections.abc import Callable, Mapping
 from flowspec.core.run.limits import default_kept_rows
 from flowspec.errors import ConfigError
 from flowspec.model.layers.taps import Taps
-from flowspec.model.weights.directory import ModelDirectory, fetch_weights, open_directory
+from flowspec.model.weights.directory import (
+    ModelDirectory,
+    all_tensors,
+    fetch_weights,
+    open_directory,
+)
 from flowspec.observe import logger
 
 Needs = Callable[[ModelDirectory], tuple[str, ...]]
@@ -39,7 +44,7 @@ def open_target(name: str, record: Mapping[str, str], needs: Needs) -> ModelDire
 
 def open_middle(name: str, model: int, record: Mapping[str, str]) -> ModelDirectory:
     """Middle model ``model``, found as ``name``, with all its weights, checked likewise."""
-    directory = fetch_weights(name, lambda found: ("",))
+    directory = fetch_weights(name, all_tensors)
     expected = record["middle_fingerprints"].split()[model - 1]
     check_fingerprint(directory.identity, expected, name)
     check_values(directory, ("",), json.loads(record["middle_values"])[model - 1], name)
@@ -48,7 +53,7 @@ def open_middle(name: str, model: int, record: Mapping[str, str]) -> ModelDirect
 
 def open_tapping(taps: Taps, name: str) -> ModelDirectory:
     """The drafter that reads ``taps``, found as ``name``, with its weights, checked likewise."""
-    directory = fetch_weights(name, lambda found: ("",))
+    directory = fetch_weights(name, all_tensors)
     check_fingerprint(directory.fingerprint, taps.fingerprint, name)
     return directory
 

@@ -22,6 +22,7 @@ from flowspec.model.weights import formats
 from flowspec.model.weights.directory import (
     ModelDirectory,
     absolute_name,
+    all_tensors,
     check_pair,
     fetch_weights,
     local_path,
@@ -143,7 +144,7 @@ def check_sources(target: ModelDirectory, draft: str) -> None:
     for name in source_names(draft):
         if name == NGRAM:
             continue
-        directory = fetch_weights(name, _all)
+        directory = fetch_weights(name, all_tensors)
         kind_of(directory).check(directory, target)
     taps_of(draft, target)
 
@@ -153,7 +154,7 @@ def _check_merged(names: Sequence[str]) -> None:
     if len(names) < 2:
         return
     for name in names:
-        if name != NGRAM and kind_of(fetch_weights(name, _all)) is BLOCK:
+        if name != NGRAM and kind_of(fetch_weights(name, all_tensors)) is BLOCK:
             raise ConfigError(
                 f"draft {'+'.join(names)!r} merges a block drafter, {name}: its proposals are for "
                 "several levels at once; join it to the others by : instead, as a choice"
@@ -166,7 +167,7 @@ def fingerprint(draft: str) -> str:
 
 
 def _digest(name: str) -> str:
-    return name if name == NGRAM else fetch_weights(name, _all).fingerprint
+    return name if name == NGRAM else fetch_weights(name, all_tensors).fingerprint
 
 
 def load_sources(
@@ -239,7 +240,9 @@ def recorded_taps(draft: str, target: ModelDirectory) -> str:
 
 def _heads(draft: str) -> list[tuple[str, ModelDirectory, FolderKind]]:
     """The drafters in ``draft`` that read the target's rows: name, folder and kind."""
-    found = [(name, fetch_weights(name, _all)) for name in source_names(draft) if name != NGRAM]
+    found = [
+        (name, fetch_weights(name, all_tensors)) for name in source_names(draft) if name != NGRAM
+    ]
     kinds = [(name, directory, kind_of(directory)) for name, directory in found]
     return [known for known in kinds if known[2].reads_target]
 
@@ -271,11 +274,7 @@ def _load(name: str, target: ModelDirectory, wanted: tuple[str, str]) -> DraftEx
         return NgramDrafter(target.vocabulary)
     from flowspec.model.layers.placing import place
 
-    directory = fetch_weights(name, _all)
+    directory = fetch_weights(name, all_tensors)
     kind = kind_of(directory)
     placed = target if kind.reads_target else directory
     return kind.load(directory, target, place(*wanted, placed.config))
-
-
-def _all(directory: ModelDirectory) -> tuple[str, ...]:
-    return ("",)

@@ -52,20 +52,23 @@ def compiled() -> ctypes.CDLL | str:
         return "there is no C compiler: install gcc"
     command = [compiler, *_NEEDED.values(), *_OPTIONS]
     try:
-        made = None
         if cpu_flags() >= _FASTER.keys():
             with contextlib.suppress(subprocess.SubprocessError):  # an old compiler lacks them
-                made = _made([*command, *_FASTER.values()])
-        made = made or _made(command)
-        try:
-            return ctypes.CDLL(str(made))
-        except OSError:  # cut short as the machine stopped
-            made.unlink(missing_ok=True)
-            return ctypes.CDLL(str(_made(command)))
+                return _loaded([*command, *_FASTER.values()])
+        return _loaded(command)
     except subprocess.SubprocessError as error:
         return f"{compiler} cannot compile the kernels: {error}"
     except OSError as error:
         return f"the compiled kernels cannot be kept or read: {error.strerror or error}"
+
+
+def _loaded(command: list[str]) -> ctypes.CDLL:
+    made = _made(command)
+    try:
+        return ctypes.CDLL(str(made))
+    except OSError:  # cut short as the machine stopped
+        made.unlink(missing_ok=True)
+        return ctypes.CDLL(str(_made(command)))
 
 
 def _made(command: list[str]) -> Path:

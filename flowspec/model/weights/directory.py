@@ -326,6 +326,11 @@ def fetch_weights(name: str, needs: Callable[[ModelDirectory], tuple[str, ...]])
     return directory
 
 
+def all_tensors(directory: ModelDirectory) -> tuple[str, ...]:
+    """Every tensor: the ``needs`` of who reads the whole model."""
+    return ("",)
+
+
 def expanded(name: str) -> Path:
     """``name`` as a path, with a user's home in the place of ``~``; as it is if there is none."""
     try:

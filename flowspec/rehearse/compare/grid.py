@@ -24,7 +24,7 @@ from flowspec.errors import ConfigError
 from flowspec.model.base import DraftExecutor, StageExecutor
 from flowspec.model.drafters.kinds import NGRAM
 from flowspec.model.drafters.sources import load_sources
-from flowspec.model.weights.directory import PACKAGED_HEAD, fetch_weights
+from flowspec.model.weights.directory import PACKAGED_HEAD, all_tensors, fetch_weights
 from flowspec.rehearse.compare.digests import digest, machine, model_digest, profile_digest
 from flowspec.rehearse.compare.memo import MemoDrafter
 from flowspec.rehearse.compare.naming import (
@@ -148,7 +148,7 @@ class Grid:
         self.plan = plan
         self.tell = tell
         self._models = models_of(plan.profile)
-        self._target = fetch_weights(self._models["target"], lambda found: ("",))
+        self._target = fetch_weights(self._models["target"], all_tensors)
         self._drafters: dict[str, DraftExecutor] = {}
         self._memos: list[MemoDrafter] = []
         self._known: dict[Cell, History] = {}
@@ -386,7 +386,7 @@ class Grid:
     def _middle(self) -> StageExecutor:
         from flowspec.model.stage import load_stage
 
-        directory = fetch_weights(self._models[MIDDLE], lambda found: ("",))
+        directory = fetch_weights(self._models[MIDDLE], all_tensors)
         return load_stage(directory, range(directory.layers))
 
     def _row(self, cell: Cell, runs: Mapping[int, Ran]) -> ReportRow:
