@@ -31,8 +31,9 @@ Rows = npt.NDArray[Any]
 #: Most entries of a job that wait in a process's log, and most entries of its output; a job that
 #: needs more fails, and no other with it.
 LOG_CAP = 50_000
-#: Entries of a log that are read before they are removed.
+#: Entries of a stream, and bytes of them, that are read before they are removed.
 TRIM_ENTRIES = 64
+TRIM_BYTES = 1 << 20
 #: Most segments whose rows wait for one stage; a job that needs more fails.
 ROWS_CAP = 1_000
 #: Most steps recorded per process and run; a longer recording is cut off, and its replay reports

@@ -177,7 +177,7 @@ def test_stages_may_differ_in_precision(family: Family, tmp_path: Path) -> None:
     target = family("llama")
     head = save_eagle3(tmp_path, target)
     last = len(PROMPT) - 1
-    places = [Placing("bfloat16"), Placing(), Placing("bfloat16")]
+    places = [Placing("bfloat16"), Placing(), Placing("int8")]
     pipeline = Pipeline(target, head, layer_ranges(target.layers, 3), placings=places)
     found = pipeline.feed(range(last), range(-1, last - 1), PROMPT[:last])
     wanted = sums_of(Reference(target), pipeline.taps, PROMPT[:last])

@@ -107,6 +107,7 @@ class _Body(torch.nn.Module):
         self.layers = torch.nn.ModuleList([head.midlayer])
         self.norm = torch.nn.Identity()
         self.rotary_emb = head.rotary
+        self.head = head  # whose own norm is one of the body's, too
 
 
 class Eagle3Head(torch.nn.Module):

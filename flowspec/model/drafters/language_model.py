@@ -20,7 +20,7 @@ from flowspec.model.rows.kept_rows import KeptRows
 from flowspec.model.rows.paged import RowCache
 from flowspec.model.rows.placement import Placement
 from flowspec.model.rows.several import each_of
-from flowspec.model.sampling.choice import perturbed_rows, top_logprobs
+from flowspec.model.sampling.choice import perturbed_rows
 from flowspec.model.weights.directory import ModelDirectory
 
 
@@ -126,7 +126,13 @@ def ranked(
     width = min(work.width, logits.shape[-1])
     if work.coupled:
         return perturbed_rows(logits, sampling, indices, width)
-    return top_logprobs(logits, width)
+    wide = logits.float()
+    best = torch.topk(wide, width)
+    values = best.values - wide.logsumexp(1, keepdim=True)
+    return [
+        (tuple(tokens), tuple(row))
+        for tokens, row in zip(best.indices.tolist(), values.tolist(), strict=True)
+    ]
 
 
 def load_drafter(

@@ -22,6 +22,7 @@ from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.messages import Answer, Envelope, Segment
 from flowspec.errors import BrokerError, ConfigError, WireError
 from flowspec.observe import logger
+from flowspec.transport.base import TRIM_BYTES, TRIM_ENTRIES
 from flowspec.transport.connections.connection import connect, translate
 from flowspec.transport.connections.pipelined_client import PipelinedClient
 from flowspec.transport.connections.redis_client import BrokerClient
@@ -38,9 +39,6 @@ FACT = "inbox"
 NONE = "no_inbox"
 #: Most memory of an inbox's server; its entries are removed as they are read.
 MEMORY = "1gb"
-#: Entries and bytes that are read before they are removed.
-_TRIM_ENTRIES = 32
-_TRIM_BYTES = 1 << 20
 #: Characters of a reason in another worker's lease.
 _LONGEST_WHY = 200
 _PEER = "peer"
@@ -177,7 +175,7 @@ class Inbox:
         """Remove what has been read, now and then, on a connection that no read blocks."""
         while self._trimmer.under_way > 1:
             self._trimmer.collect(at_once=True)
-        if self._read_entries >= _TRIM_ENTRIES or self._read_bytes >= _TRIM_BYTES:
+        if self._read_entries >= TRIM_ENTRIES or self._read_bytes >= TRIM_BYTES:
             behind = entries.after(self._cursor)
             self._trimmer.post([("XTRIM", self.announced.stream, "MINID", behind)])
             self._read_entries = self._read_bytes = 0

@@ -16,7 +16,7 @@ from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.ended import EndedRuns
 from flowspec.core.run.key import RunKey
 from flowspec.errors import GapError, WireError
-from flowspec.transport.base import TRIM_ENTRIES, Rows
+from flowspec.transport.base import TRIM_BYTES, TRIM_ENTRIES, Rows
 from flowspec.transport.connections.answers import WRONG_TYPE, code_of
 from flowspec.transport.connections.redis_client import BrokerClient, Command
 from flowspec.transport.link.commands import Commands
@@ -55,7 +55,8 @@ class LogReader:
         self._read: dict[RunKey, int] = {}  # entries read of each run that has begun, not ended
         self._untrimmed = 0  # entries read of the log and not removed
         self._uncounted: set[RunKey] = set()  # runs that had entries among these
-        self._others_untrimmed: set[str] = set()  # other streams of which entries were read
+        self._others_untrimmed: list[str] = []  # the stream of each entry read of another one
+        self._others_bytes = 0
         self._bundles = 0  # entries read with messages of several runs
 
     # ---- entries ---------------------------------------------------------------------------------
@@ -75,7 +76,8 @@ class LogReader:
             if stream == self._log:
                 self._untrimmed += 1
             else:
-                self._others_untrimmed.add(stream)
+                self._others_untrimmed.append(stream)
+                self._others_bytes += sum(map(len, flat))
             try:
                 if stream == self._rows_stream:
                     self.keep(*entries.rows(entries.fields(flat)))
@@ -165,14 +167,18 @@ class LogReader:
     def take_trims(self) -> list[Command]:
         """Commands that remove what has been read; each is returned once.
 
-        A trim of the log is a command of its own: there is one for many entries, or for the last
-        ones before the reader is idle.
+        There is one for many entries, or for the last ones before the reader is idle.
         """
-        due = self._untrimmed >= TRIM_ENTRIES or (self._untrimmed > 0 and not self._read)
-        trims = [self._log_trim()] if due else []
-        for stream in sorted(self._others_untrimmed):
-            trims.append(self._commands.trim(stream, entries.after(self.cursors[stream])))
-        self._others_untrimmed.clear()
+        idle = not self._read
+        trims = []
+        if self._untrimmed >= TRIM_ENTRIES or (self._untrimmed and idle):
+            trims.append(self._log_trim())
+        others = self._others_untrimmed
+        if len(others) >= TRIM_ENTRIES or self._others_bytes >= TRIM_BYTES or idle:
+            for stream in sorted(set(others)):
+                trims.append(self._commands.trim(stream, entries.after(self.cursors[stream])))
+            others.clear()
+            self._others_bytes = 0
         return trims
 
     def _log_trim(self) -> Command:
