@@ -61,7 +61,7 @@ demo: $(RUNS) $(if $(TARGET),,smollm2)
 	$(BIN)/flowspec generate "$(QUESTION)" --max-new-tokens 64 $(or $(strip $(OWN)),$$(test ! -f $(MODEL) || echo --target $(MODEL) --draft smollm2-head+ngram))
 
 smollm2: $(RUNS)
-	@test -f $(MODEL) || $(BIN)/python -m ops.smollm2 $(MODEL) || echo "so the packaged pair answers, a tiny one made for the tests" >&2
+	@test -f $(MODEL) || $(BIN)/python -m ops.smollm2 $(MODEL) || true
 
 check: lint
 	$(BIN)/mypy --num-workers 2

@@ -77,7 +77,7 @@ from flowspec.cli.flags import (
     WithStats,
 )
 from flowspec.cli.groups import ModelFlags, SamplingFlags, grouped
-from flowspec.cli.outputs import checked_stdout
+from flowspec.cli.outputs import StdoutError, checked_stdout
 from flowspec.cli.parser import Command, UsageError, check_beside, in_range
 from flowspec.core.run.fields import DEFAULT_MAX_NEW_TOKENS, DEFAULT_STRATEGY
 from flowspec.core.run.limits import CONTIGUOUS
@@ -655,11 +655,16 @@ def _main() -> None:
     except FlowSpecError as error:
         sys.stderr.write(f"flowspec: {error}\n")
         sys.exit(1)
+    except StdoutError:
+        raise
     except OSError as error:
         if error.filename is None:  # no place that a user could have named
-            raise
-        where = f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}"
-        sys.stderr.write(f"flowspec: {where}; choose another place, or change its permissions\n")
+            sys.stderr.write(f"flowspec: {error.strerror or error}\n")
+        else:
+            where = f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}"
+            sys.stderr.write(
+                f"flowspec: {where}; choose another place, or change its permissions\n"
+            )
         sys.exit(1)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)

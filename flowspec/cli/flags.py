@@ -85,7 +85,8 @@ Models = Annotated[
 Stages = Annotated[
     int | None,
     typer.Option(
-        callback=_POSITIVE, help="Number of verify workers that share the layers; default: 4."
+        callback=_POSITIVE,
+        help="Number of verify workers that share the layers, 1 or more; default: 4.",
     ),
 ]
 Dtype = Annotated[
@@ -114,10 +115,13 @@ RowsWay = Annotated[
     ),
 ]
 JobsAtOnce = Annotated[
-    int, typer.Option("--jobs", callback=_POSITIVE, help="Jobs that run at once.")
+    int, typer.Option("--jobs", callback=_POSITIVE, help="Jobs that run at once, 1 or more.")
 ]
 PromptsAtOnce = Annotated[
-    int, typer.Option("--jobs", callback=_POSITIVE, help="Prompts that are answered at once.")
+    int,
+    typer.Option(
+        "--jobs", callback=_POSITIVE, help="Prompts that are answered at once, 1 or more."
+    ),
 ]
 KeepRows = Annotated[
     int | None,
@@ -162,14 +166,15 @@ Logprobs = Annotated[
     typer.Option(
         callback=_JOB,
         help="Return each token's log-probability, and those of so many of the best ones in its "
-        "place (`watch --json` shows them).",
+        "place, 0 to 20 (`watch --json` shows them).",
     ),
 ]
 WaitSeconds = Annotated[
     float,
     typer.Option(
         callback=_JOB,
-        help="The job fails if it has not begun by then; 0: it waits as long as it has to.",
+        help="Seconds after which the job fails if it has not begun; 0: it waits as long as it "
+        "has to.",
     ),
 ]
 DraftDtype = Annotated[
@@ -193,24 +198,32 @@ Strategy = Annotated[
         help="See `flowspec strategies`; options as NAME:option=value,...",
     ),
 ]
-MaxNewTokens = Annotated[int, typer.Option(callback=_JOB, help="Most tokens to generate.")]
-Temperature = Annotated[float, typer.Option(callback=_SAMPLING, help="0 is greedy.")]
+MaxNewTokens = Annotated[
+    int, typer.Option(callback=_JOB, help="Most tokens to generate, 1 or more.")
+]
+Temperature = Annotated[float, typer.Option(callback=_SAMPLING, help="0 or more; 0 is greedy.")]
 TopK = Annotated[
-    int, typer.Option(callback=_SAMPLING, help="Keep the K most likely tokens; 0 keeps all.")
+    int,
+    typer.Option(callback=_SAMPLING, help="Keep the K most likely tokens, 0 or more; 0 keeps all."),
 ]
 TopP = Annotated[
     float,
     typer.Option(
-        callback=_SAMPLING, help="Keep the shortest set of tokens of this probability; 1 keeps all."
+        callback=_SAMPLING,
+        help="Keep the shortest set of tokens of this probability, above 0; 1 keeps all.",
     ),
 ]
-Seed = Annotated[int, typer.Option(callback=_SAMPLING, help="Same seed, same text.")]
+Seed = Annotated[int, typer.Option(callback=_SAMPLING, help="0 or more; same seed, same text.")]
 ServedAtOnce = Annotated[
-    int, typer.Option("--jobs", callback=_POSITIVE, help="Answers that the pipeline gives at once.")
+    int,
+    typer.Option(
+        "--jobs", callback=_POSITIVE, help="Answers that the pipeline gives at once, 1 or more."
+    ),
 ]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[
-    int, typer.Option(callback=in_range(0, 65535, "0 to 65535"), help="Port; 0: any free one.")
+    int,
+    typer.Option(callback=in_range(0, 65535, "0 to 65535"), help="0 to 65535; 0: any free one."),
 ]
 ApiKeyFile = Annotated[
     Path | None,

@@ -89,13 +89,13 @@ class HasRoom(Protocol):
 def placed(info: Mapping[str, Any]) -> str | None:
     """What runs where in a worker's facts, like ``bfloat16 on cpu by onednn``; None: no model.
 
-    Of a GGUF file with the types that it has: ``bfloat16 from Q4_1+Q8_0 on cpu by onednn``.
+    Of a GGUF file with the types that it has: ``bfloat16 rounded from Q4_1+Q8_0 on cpu by onednn``.
     """
     if "precision" not in info:
         return None
     kernels = "+".join(info.get("kernels", ()))
     dependent = "" if info.get("rows_independent", True) else ", rows depend on each other"
-    stored = f" from {info['stored']}" if "stored" in info else ""
+    stored = f" {info['stored']}" if "stored" in info else ""
     return f"{info['precision']}{stored} on {info['device']} by {kernels}{dependent}"
 
 

@@ -25,7 +25,6 @@ from flowspec.model.layers.placing import Placing
 from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import ModelDirectory, open_directory
 from ops.bench.held_out import CONTEXT, load_target, loss
-from ops.bench.report import machine_line
 from ops.parser import Parser
 from ops.peer.install import DEFAULT_FOLDER, Peer, version
 from ops.peer.llama import Llama
@@ -76,7 +75,6 @@ def main() -> None:
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    print(f"Measured on {machine_line()}.\n")
     try:
         for line in table(Peer(given.peer), given.target, given.prompts, given.dtypes.split(",")):
             print(line, flush=True)

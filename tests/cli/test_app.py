@@ -108,6 +108,21 @@ def test_the_version_is_the_packages(command: Command) -> None:
     assert command("--version") == (0, f"flowspec {version('flowspec')}\n", "")
 
 
+def test_an_interrupt_while_the_commands_are_imported_is_quiet() -> None:
+    """Which takes longer than anything else of most commands."""
+    interrupted = """
+import sys
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == "flowspec.cli.app":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+import flowspec.__main__
+"""
+    done = subprocess.run([sys.executable, "-c", interrupted], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 @pytest.mark.parametrize("name", [(), ("generate",), ("status",)])
 def test_h_is_help(command: Command, name: tuple[str, ...]) -> None:
     assert command(*name, "-h") == command(*name, "--help")

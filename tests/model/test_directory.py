@@ -255,6 +255,17 @@ def test_a_tokenizer_that_is_none_is_one_line(pair: tuple[Path, Path]) -> None:
         assert "\n" not in str(refused.value)
 
 
+def test_a_tokenizer_of_pieces_names_the_package_that_reads_it(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    target, draft = pair
+    (draft / "tokenizer.json").rename(draft / "tokenizer.model")
+    monkeypatch.setattr("flowspec.model.weights.same_tokenizer.find_spec", lambda name: None)
+    with pytest.raises(ModelError, match="takes the package sentencepiece: pip install sentencep"):
+        check_pair(open_directory(str(target)), open_directory(str(draft)))
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_model_without_a_tokenizer_is_named(family: Callable[..., ModelDirectory]) -> None:
     with pytest.raises(ModelError, match="no tokenizer"):
         family("llama").check_tokenizer()

@@ -13,9 +13,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from flowspec.core.protocol.work import Part
+from flowspec.core.run.key import RunKey
 from flowspec.errors import ConfigError, ModelError
+from flowspec.model.base import placed
 from flowspec.model.layers.architecture import library_model
-from flowspec.model.layers.placing import choose_precision
+from flowspec.model.layers.block import LayerBlock
+from flowspec.model.layers.placing import choose_precision, place
 from flowspec.model.shards import ShardPlan, write_shards
 from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.convert import write_folder
@@ -33,6 +37,7 @@ from tests.gguf_files import EXPERTS, HEADS, SIZE, write
 from tests.precisions import SERVED
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "qwen2moe", "qwen3moe")
+RUN = RunKey("job", 1)
 TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 
 
@@ -102,9 +107,47 @@ def test_every_type_has_the_librarys_values(tmp_path: Path, kind: str) -> None:
     assert directory.config["dtype"] == wanted
     wanted = choose_precision("auto", "cpu", {"dtype": wanted})
     assert directory.config["gguf_types"] == {kind: 1 + 7 * gguf_files.LAYERS}
-    kept = {"Q4_0": "int4", "Q4_1": "int4", "Q4_K": "int4", "Q8_0": "int8-block"}.get(kind, "")
-    chosen = kept if kept in SERVED else wanted
+    own = "int4" if kind.startswith("Q4") else "int8-block"
+    chosen = own if kind.startswith("Q") and own in SERVED else wanted
     assert choose_precision("auto", "cpu", directory.config) == chosen
+
+
+def block_of(directory: ModelDirectory, layers: range, precision: str) -> LayerBlock:
+    ends = {"first": not layers.start, "last": layers.stop == gguf_files.LAYERS}
+    return LayerBlock(directory, layers, **ends, placing=place(precision, "cpu", directory.config))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_pass_over_a_files_layers_is_the_librarys(tmp_path: Path, family: str) -> None:
+    """Over two blocks, of which each reads its own layer."""
+    file = tmp_path / "model.gguf"
+    write(file, family, "Q8_0")
+    directory = open_directory(str(file))
+    ids = tuple(range(3, 20))
+    rows = tuple(range(len(ids)))
+    part = Part(RUN, 0, rows, tuple(row - 1 for row in rows), rows, ids, rows, len(ids))
+    hidden = None
+    for layer in range(gguf_files.LAYERS):
+        block = block_of(directory, range(layer, layer + 1), "float32")
+        hidden = block.run(part, hidden, block.new_cache(len(ids))).numpy()
+    found = block.logits(torch.from_numpy(hidden))
+    with torch.inference_mode():
+        wanted = library(file, directory)(input_ids=torch.tensor([ids])).logits[0]
+    assert torch.allclose(found, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision", "how"),
+    [("Q4_1", "int4", "kept"), ("Q4_1", "bfloat16", "rounded"), ("Q6_K", "int8", "rounded")],
+)
+def test_a_stage_says_whether_it_keeps_a_files_codes(
+    tmp_path: Path, kind: str, precision: str, how: str
+) -> None:
+    file = tmp_path / "model.gguf"
+    write(file, kind=kind)
+    block = block_of(open_directory(str(file)), range(1), precision)
+    said = placed(block.place_facts())
+    assert said is not None and said.startswith(f"{precision} {how} from {kind} on cpu by ")
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])

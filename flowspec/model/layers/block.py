@@ -41,6 +41,7 @@ from flowspec.model.rows.placement import Placement
 from flowspec.model.rows.ragged import Masks, for_layers, hands_through
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.families import TESTED_FAMILIES
+from flowspec.model.weights.precision import KEPT
 
 
 def tensor_prefixes(directory: ModelDirectory, layers: range) -> tuple[str, ...]:
@@ -144,9 +145,11 @@ class LayerBlock(torch.nn.Module):
 
     def place_facts(self) -> dict[str, object]:
         """``facts`` without what a test of the rows tells."""
-        stored = "+".join(self.config.to_dict().get("gguf_types", ()))
+        config = self.config.to_dict()
+        stored = "+".join(config.get("gguf_types", ()))
+        how = "kept" if config.get(KEPT) == self.placing.precision else "rounded"
         return {
-            **({"stored": stored} if stored else {}),
+            **({"stored": f"{how} from {stored}"} if stored else {}),
             "precision": self.placing.precision,
             "device": str(self.device),
             "kernels": list(self.kernels),

@@ -15,7 +15,7 @@ import torch
 from flowspec.errors import ConfigError
 from flowspec.model.weights import gguf
 from flowspec.model.weights.directory import ModelDirectory
-from flowspec.model.weights.precision import OWN
+from flowspec.model.weights.precision import KEPT, OWN
 from flowspec.model.weights.tensor_files import NewTensor, write_tensors
 from flowspec.model.weights.tensors import read_tensor
 
@@ -69,5 +69,5 @@ def _config(directory: ModelDirectory, dtype: str) -> dict[str, Any]:
     """The config of plain weights in ``dtype``, with the library's name of the model."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
-    own = {name: value for name, value in directory.config.items() if name != OWN}
+    own = {name: value for name, value in directory.config.items() if name not in (KEPT, OWN)}
     return {**own, "dtype": dtype, "architectures": [NAMES[own["model_type"]]]}

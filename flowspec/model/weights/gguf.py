@@ -23,18 +23,20 @@ import numpy as np
 import numpy.typing as npt
 
 from flowspec.errors import ModelError, naming_what_is_missing
-from flowspec.model.weights.precision import OWN
+from flowspec.model.weights.precision import KEPT, OWN
 from flowspec.model.weights.tensor_files import TensorEntry, user_cache
 
 INDEX = "gguf-index.json"
 SUFFIX = ".gguf"
 #: Raised when a folder in the cache would be written otherwise.
-_VERSION = 4
+_VERSION = 5
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 #: Types that are read, and the names that safetensors have for those of plain numbers.
 _PLAIN = ("F32", "F16", "BF16")
 #: Types whose codes a precision keeps: in blocks of 32 that have its scale, or scale and minimum.
 _CODES_OF = {"int4": {"Q4_0", "Q4_1", "Q4_K"}, "int8-block": {"Q8_0"}}
+#: That for other quantised files: as close to their values as bfloat16, in half the memory.
+_CLOSE = "int8-block"
 _TYPES = (*_PLAIN, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 #: Architectures that are read.
 _FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "qwen2moe", "qwen3moe")
@@ -313,9 +315,10 @@ def _config(
     found["dtype"] = {"F32": "float32", "F16": "float16"}.get(common, "bfloat16")
     found["gguf_types"] = dict(sorted(kinds.items()))
     layers = {entry.dtype for name, entry in index.items() if _is_matrix_of_layer(name, entry)}
-    for precision, types in _CODES_OF.items():
-        if layers <= types:
-            found[OWN] = precision
+    if layers and layers.isdisjoint(_PLAIN):
+        kept = next((name for name, types in _CODES_OF.items() if layers <= types), None)
+        found[OWN] = kept or _CLOSE
+        found[KEPT] = kept
     return found
 
 

@@ -103,8 +103,10 @@ DTYPES = (AUTO, *PRECISIONS)
 DEVICES = ("cpu", "cuda", "mps")
 
 
-#: Where the config of a GGUF file says in which precision its layers keep their codes.
+#: Where the config of a GGUF file says which precision is for its layers, and which keeps their
+#: codes.
 OWN = "flowspec_precision"
+KEPT = "flowspec_keeps"
 
 
 def declared(config: Mapping[str, Any]) -> str:

@@ -6,11 +6,14 @@ import json
 import sys
 import unicodedata
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from flowspec.errors import ModelError
 
+#: The package that reads tokenizers of pieces, tokenizer.model.
+_PIECES = "sentencepiece"
 #: What a tokenizer is made of: tokens may be added to it in each.
 _FILES = (
     "tokenizer.json",
@@ -107,6 +110,11 @@ def _rules(tokenizer: Any) -> dict[str, object]:
     }
 
 
+def _is_of_pieces(folder: Path) -> bool:
+    """Whether the tokenizer in ``folder`` is there in SentencePiece's own format only."""
+    return (folder / "tokenizer.model").is_file() and not (folder / "tokenizer.json").is_file()
+
+
 def _bytes(file: Path) -> bytes | None:
     return file.read_bytes() if file.is_file() else None
 
@@ -122,6 +130,11 @@ def load_tokenizer(folder: Path) -> Any:
     """The library's tokenizer of the model in ``folder``; ModelError if it cannot be loaded."""
     from transformers import AutoTokenizer
 
+    if _is_of_pieces(folder) and find_spec(_PIECES) is None:
+        raise ModelError(
+            f"{folder} has its tokenizer as tokenizer.model alone, which takes the package "
+            f"{_PIECES}: pip install {_PIECES}"
+        )
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (ValueError, OSError, KeyError, TypeError) as error:
