@@ -138,7 +138,14 @@ def test_a_pass_over_a_files_layers_is_the_librarys(tmp_path: Path, family: str)
 
 @pytest.mark.parametrize(
     ("kind", "precision", "how"),
-    [("Q4_1", "int4", "kept"), ("Q4_1", "bfloat16", "rounded"), ("Q6_K", "int8", "rounded")],
+    [
+        ("Q4_1", "int4", "kept"),
+        ("Q4_1", "bfloat16", "rounded"),
+        ("Q4_1", "float32", "kept"),
+        ("Q6_K", "int8", "rounded"),
+        ("BF16", "bfloat16", "kept"),
+        ("BF16", "float16", "rounded"),
+    ],
 )
 def test_a_stage_says_whether_it_keeps_a_files_codes(
     tmp_path: Path, kind: str, precision: str, how: str

@@ -128,7 +128,7 @@ def ranked(
         return perturbed_rows(logits, sampling, indices, width)
     wide = logits.float()
     best = torch.topk(wide, width)
-    values = best.values - wide.logsumexp(1, keepdim=True)
+    values = (best.values - wide.logsumexp(1, keepdim=True)).clamp_(max=0)
     return [
         (tuple(tokens), tuple(row))
         for tokens, row in zip(best.indices.tolist(), values.tolist(), strict=True)

@@ -147,7 +147,8 @@ class LayerBlock(torch.nn.Module):
         """``facts`` without what a test of the rows tells."""
         config = self.config.to_dict()
         stored = "+".join(config.get("gguf_types", ()))
-        how = "kept" if config.get(KEPT) == self.placing.precision else "rounded"
+        exact = self.placing.precision in (config.get(KEPT), "float32")
+        how = "kept" if exact else "rounded"
         return {
             **({"stored": f"{how} from {stored}"} if stored else {}),
             "precision": self.placing.precision,

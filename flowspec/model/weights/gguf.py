@@ -33,8 +33,13 @@ _VERSION = 5
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 #: Types that are read, and the names that safetensors have for those of plain numbers.
 _PLAIN = ("F32", "F16", "BF16")
-#: Types whose codes a precision keeps: in blocks of 32 that have its scale, or scale and minimum.
-_CODES_OF = {"int4": {"Q4_0", "Q4_1", "Q4_K"}, "int8-block": {"Q8_0"}}
+#: Types whose codes a precision keeps: numbers, or blocks of 32 with its scale, or with a minimum.
+_CODES_OF = {
+    "int4": {"Q4_0", "Q4_1", "Q4_K"},
+    "int8-block": {"Q8_0"},
+    "bfloat16": {"BF16"},
+    "float16": {"F16"},
+}
 #: That for other quantised files: as close to their values as bfloat16, in half the memory.
 _CLOSE = "int8-block"
 _TYPES = (*_PLAIN, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
@@ -315,10 +320,10 @@ def _config(
     found["dtype"] = {"F32": "float32", "F16": "float16"}.get(common, "bfloat16")
     found["gguf_types"] = dict(sorted(kinds.items()))
     layers = {entry.dtype for name, entry in index.items() if _is_matrix_of_layer(name, entry)}
-    if layers and layers.isdisjoint(_PLAIN):
-        kept = next((name for name, types in _CODES_OF.items() if layers <= types), None)
+    kept = next((name for name, types in _CODES_OF.items() if layers <= types), None)
+    if layers.isdisjoint(_PLAIN):
         found[OWN] = kept or _CLOSE
-        found[KEPT] = kept
+    found[KEPT] = kept
     return found
 
 
