@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Entry point. Ctrl-C is quiet while the commands are imported, too."""
+    """Entry point. Ctrl-C is quiet, while the commands are imported as later."""
     try:
         from flowspec.cli.app import main as run
 

@@ -658,13 +658,11 @@ def _main() -> None:
     except StdoutError:
         raise
     except OSError as error:
-        if error.filename is None:  # no place that a user could have named
-            sys.stderr.write(f"flowspec: {error.strerror or error}\n")
-        else:
-            where = f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}"
-            sys.stderr.write(
-                f"flowspec: {where}; choose another place, or change its permissions\n"
-            )
+        said = error.strerror or str(error)
+        if error.filename is not None:  # a place that a user may have named
+            where = f"{os.fsdecode(error.filename)} cannot be used: {said}"
+            said = f"{where}; choose another place, or change its permissions"
+        sys.stderr.write(f"flowspec: {said}\n")
         sys.exit(1)
-    except (KeyboardInterrupt, typer.Abort):
+    except typer.Abort:
         sys.exit(130)

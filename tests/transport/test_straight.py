@@ -130,14 +130,14 @@ def test_segments_of_several_runs_and_their_rows_are_one_entry_there(pair: Pair)
         pair.draft.write([send(S1, job, 1, opening(job))])
         assert len(pair.stage.read(2.0).envelopes) == 1
     messages = [segment(job, 3) for job in jobs]
-    before = pair.stage._inbox._read_entries  # type: ignore[union-attr]
+    before = pair.stage._inbox._untrimmed.entries  # type: ignore[union-attr]
     codes = pair.draft.write([*(put(job, 3) for job in jobs), bundle(S1, *messages, seq=2)])
     assert codes == [Code.OK] * 4
     found = pair.stage.read(2.0).envelopes
     assert [(envelope.seq, envelope.message) for envelope in found] == [(2, m) for m in messages]
     first, second = (envelope.bundle for envelope in found)
     assert first == second > 0
-    assert pair.stage._inbox._read_entries == before + 1  # type: ignore[union-attr]
+    assert pair.stage._inbox._untrimmed.entries == before + 1  # type: ignore[union-attr]
     for job in jobs:
         assert (pair.stage.take_rows(RunKey(job, 1), 3) == ROWS).all()
 

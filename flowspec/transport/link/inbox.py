@@ -22,13 +22,12 @@ from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.messages import Answer, Envelope, Segment
 from flowspec.errors import BrokerError, ConfigError, WireError
 from flowspec.observe import logger
-from flowspec.transport.base import TRIM_BYTES, TRIM_ENTRIES
 from flowspec.transport.connections.connection import connect, translate
 from flowspec.transport.connections.pipelined_client import PipelinedClient
 from flowspec.transport.connections.redis_client import BrokerClient
 from flowspec.transport.connections.server import Listen, PrivateBroker
 from flowspec.transport.link.incoming import Incoming, open_incoming
-from flowspec.transport.link.log_reader import LogReader
+from flowspec.transport.link.log_reader import LogReader, Untrimmed
 from flowspec.transport.ways import BROKER, STRAIGHT, check_rows
 from flowspec.transport.wire import entries
 from flowspec.transport.wire.keys import Keys
@@ -105,8 +104,7 @@ class Inbox:
         self._incoming: Incoming | None = None
         self._trimmer = PipelinedClient(url, patient=False)
         self._cursor = "0-0"
-        self._read_entries = 0
-        self._read_bytes = 0
+        self._untrimmed = Untrimmed()
         self._closed = False
         self._create()
 
@@ -141,7 +139,7 @@ class Inbox:
         for _, arrived in self._incoming.take(waited=waited):
             for entry, flat in arrived:
                 self._cursor = entry.decode()
-                self._count(flat)
+                self._untrimmed.note(self.announced.stream, flat)
                 try:
                     parts = entries.parts(flat)
                 except WireError as error:
@@ -167,18 +165,14 @@ class Inbox:
             raise WireError(f"a {type(message).__name__} does not go straight")
         return envelope
 
-    def _count(self, flat: Any) -> None:
-        self._read_entries += 1
-        self._read_bytes += sum(map(len, flat))
-
     def _trim(self) -> None:
         """Remove what has been read, now and then, on a connection that no read blocks."""
         while self._trimmer.under_way > 1:
             self._trimmer.collect(at_once=True)
-        if self._read_entries >= TRIM_ENTRIES or self._read_bytes >= TRIM_BYTES:
+        if self._untrimmed.many:
             behind = entries.after(self._cursor)
             self._trimmer.post([("XTRIM", self.announced.stream, "MINID", behind)])
-            self._read_entries = self._read_bytes = 0
+            self._untrimmed = Untrimmed()
 
     def close(self) -> None:
         """Close the connections, remove the stream, stop the server if it is the inbox's own."""

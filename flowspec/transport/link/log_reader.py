@@ -30,6 +30,26 @@ EARLY_BYTES = 256 << 20
 _NO_STREAM = "no such key"
 
 
+class Untrimmed:
+    """Entries read of streams and not removed: a trim for each would cost more than it frees."""
+
+    def __init__(self) -> None:
+        self.streams: set[str] = set()
+        self.entries = 0
+        self._bytes = 0
+
+    def note(self, stream: str, flat: Sequence[bytes]) -> None:
+        """An entry of ``stream`` with the fields ``flat`` was read."""
+        self.streams.add(stream)
+        self.entries += 1
+        self._bytes += sum(map(len, flat))
+
+    @property
+    def many(self) -> bool:
+        """Whether they are worth a trim."""
+        return self.entries >= TRIM_ENTRIES or self._bytes >= TRIM_BYTES
+
+
 class LogReader:
     """The reader of ``address``'s streams, from where they end now at the ``client``'s server.
 
@@ -55,8 +75,7 @@ class LogReader:
         self._read: dict[RunKey, int] = {}  # entries read of each run that has begun, not ended
         self._untrimmed = 0  # entries read of the log and not removed
         self._uncounted: set[RunKey] = set()  # runs that had entries among these
-        self._others_untrimmed: list[str] = []  # the stream of each entry read of another one
-        self._others_bytes = 0
+        self._others = Untrimmed()  # of the other streams
         self._bundles = 0  # entries read with messages of several runs
 
     # ---- entries ---------------------------------------------------------------------------------
@@ -76,8 +95,7 @@ class LogReader:
             if stream == self._log:
                 self._untrimmed += 1
             else:
-                self._others_untrimmed.append(stream)
-                self._others_bytes += sum(map(len, flat))
+                self._others.note(stream, flat)
             try:
                 if stream == self._rows_stream:
                     self.keep(*entries.rows(entries.fields(flat)))
@@ -173,12 +191,10 @@ class LogReader:
         trims = []
         if self._untrimmed >= TRIM_ENTRIES or (self._untrimmed and idle):
             trims.append(self._log_trim())
-        others = self._others_untrimmed
-        if len(others) >= TRIM_ENTRIES or self._others_bytes >= TRIM_BYTES or idle:
-            for stream in sorted(set(others)):
+        if self._others.many or idle:
+            for stream in sorted(self._others.streams):
                 trims.append(self._commands.trim(stream, entries.after(self.cursors[stream])))
-            others.clear()
-            self._others_bytes = 0
+            self._others = Untrimmed()
         return trims
 
     def _log_trim(self) -> Command:
