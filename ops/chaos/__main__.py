@@ -1,24 +1,25 @@
 """Break a running pipeline at random moments, and check what its users would see.
 
     python -m ops.chaos [--seeds 25] [--first 0] [--faults 20] [--only NAME]
+        [--target FOLDER_OR_GGUF --draft DRAFT]
 
-Each seed starts a pipeline of two stages by `flowspec up`, of the packaged pair, and does so many
-faults to it: processes that are killed, stopped for a while or asked to end, one, two or all at
-once; a gateway in the midst of an answer; a broker that is killed with or without its data, halted,
+Each seed starts a pipeline of two stages by `flowspec up`, of the packaged pair or another one, of
+every second seed with a broker that keeps its data, of every fourth with a spare beside, and does
+so many faults to it: processes that are killed, stopped for a while or asked to end, one, two or
+all at once; a gateway in the midst of an answer; a broker that is killed, halted,
 emptied, full or without replicas; its password changed; failed over to a replica and back, made a
 replica of nobody; its keys, entries and scripts deleted, cut, doubled or replaced; rows that are no
 numbers; a thread that computes and hangs; a worker with other weights. Jobs are in the middle of
 their text meanwhile. After each fault,
 
 - every job has ended within a bound, with an answer or with one line;
-- an answer is the target's own text: of a greedy job what transformers' ``generate`` says, of a
-  sampled one what plain decoding had said before the first fault; what came before an error is its
-  beginning;
+- an answer is the target's own text as transformers' ``generate`` says it, with the documented
+  noise of the draw if it is sampled; what came before an error is its beginning;
 - the next job is answered, without hands.
 
-At the end the pipeline is asked to stop; no process is left, no key of an ended job without a
-lifetime, and no process has collected open files. Nothing here uses the library: jobs go in and
-out as with redis-cli.
+At the end no key is without a lifetime that was not there before the first fault, no role has
+collected open files, and a pipeline that is asked to stop leaves no process. Nothing here uses the
+library: jobs go in and out as with redis-cli.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ import redis
 
 from ops.chaos.faults import FAULTS, TAKES_DATA
 from ops.chaos.oracle import expected, problem_of
-from ops.chaos.pipeline import ENDS_SECONDS, JobText, Pipeline, SentJob
+from ops.chaos.pipeline import ENDS_SECONDS, PAIR, JobText, Pipeline, SentJob
 from ops.parser import Parser
 
 STRATEGIES = ("flowspec", "pipedec", "specpipe", "pipespec", "chain", "auto", "autoregressive")
-#: By how many open files a process may differ from one moment to another.
+#: By how many open files a role may differ from one moment to another.
 MORE_FILES = 8
 
 
@@ -57,27 +58,29 @@ class SeedResult:
     errors: Counter[str] = field(default_factory=Counter)
 
 
-def run(seed: int, faults: int, only: str = "") -> SeedResult:
-    """Do ``faults`` faults to a pipeline."""
+def run(
+    seed: int, faults: int, only: str = "", target: Path = PAIR / "target", draft: str = "draft"
+) -> SeedResult:
+    """Do ``faults`` faults to a pipeline of ``target`` and ``draft``."""
     found = SeedResult(seed)
     luck = random.Random(seed)
+    wanted = expected(target)
+    spare = luck.choice((1, 2)) if seed % 4 == 0 else 0
     with tempfile.TemporaryDirectory(prefix="chaos-") as place:
-        pipeline = Pipeline(Path(place), persist=bool(seed % 2))
+        pipeline = Pipeline(Path(place), target, draft, persist=bool(seed % 2), spare=spare)
         try:
-            wanted = expected(pipeline)
-            processes = pipeline.open_files()
+            pipeline.wait([pipeline.submit(next(iter(wanted)), "flowspec")])
+            keys, files = pipeline.lasting_keys(), pipeline.open_files()
             for at in range(faults):
                 name = luck.choice([one for one in FAULTS if only in one])
                 if not _suffer(pipeline, luck, name, wanted, found, at):
                     break
-            _check_keys(pipeline, found)
-            _check_files(processes, pipeline.open_files(), found)
-            processes |= pipeline.open_files()
+            _check_keys(pipeline, keys, found)
+            _check_files(files, pipeline.open_files(), found)
         finally:
             pipeline.down()
-    left = [pid for pid in processes if Path(f"/proc/{pid}").exists()]
-    if left:
-        found.problems.append(f"seed {seed}: processes are left: {left}")
+        if left := pipeline.processes():
+            found.problems.append(f"seed {seed}: processes are left: {left}")
     return found
 
 
@@ -128,20 +131,19 @@ def _begin(pipeline: Pipeline, job: SentJob) -> None:
         time.sleep(0.01)
 
 
-def _check_keys(pipeline: Pipeline, found: SeedResult) -> None:
+def _check_keys(pipeline: Pipeline, before: set[str], found: SeedResult) -> None:
     until = time.monotonic() + 10.0
-    while (left := pipeline.lasting_keys()) and time.monotonic() < until:
+    while (left := sorted(pipeline.lasting_keys() - before)) and time.monotonic() < until:
         time.sleep(0.2)
     if left:
         found.problems.append(f"seed {found.seed}: keys have no lifetime: {left[:5]}")
 
 
-def _check_files(before: dict[int, int], after: dict[int, int], found: SeedResult) -> None:
-    """Of the processes that have lived through all faults."""
-    for pid in before.keys() & after.keys():
-        if after[pid] > before[pid] + MORE_FILES:
+def _check_files(before: dict[str, int], after: dict[str, int], found: SeedResult) -> None:
+    for role in before.keys() & after.keys():
+        if after[role] > before[role] + MORE_FILES:
             found.problems.append(
-                f"seed {found.seed}: a process had {before[pid]} files open and has {after[pid]}"
+                f"seed {found.seed}: {role} had {before[role]} files open and has {after[role]}"
             )
 
 
@@ -171,10 +173,12 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--faults", type=int, default=20)
     parser.add_argument("--only", default="", help="faults whose name has this in it")
+    parser.add_argument("--target", type=Path, default=PAIR / "target", help="the packaged one")
+    parser.add_argument("--draft", default="draft")
     given = parser.parse_args()
     results = []
     for seed in range(given.first, given.first + given.seeds):
-        results.append(run(seed, given.faults, given.only))
+        results.append(run(seed, given.faults, given.only, given.target.absolute(), given.draft))
         said = "; ".join(results[-1].problems) or "nothing"
         print(f"seed {seed}: {sum(results[-1].faults.values())} faults; found: {said}", flush=True)
     print("\n".join(report(results)))

@@ -15,6 +15,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import redis
 
-from ops.chaos.oracle import greedy, prompts, text_of
-from ops.chaos.pipeline import ENDS_SECONDS, JOBS, PAIR, ROLES, TAG, TOKENS, UP_SECONDS, Pipeline
+from ops.chaos.oracle import prompts, text_after, text_of
+from ops.chaos.pipeline import ENDS_SECONDS, JOBS, ROLES, TAG, TOKENS, UP_SECONDS, Pipeline, until
 
 #: Longer than a loop may hang.
 HANG_SECONDS = 75.0
@@ -53,39 +54,25 @@ def fault(name: str) -> Callable[[Fault], Fault]:
     return note
 
 
-@fault("killed")
-def _killed(pipeline: Pipeline, luck: random.Random) -> None:
-    pipeline.kill(luck.choice(ROLES), signal.SIGKILL)
+def _of_roles(name: str, number: int) -> None:
+    """Three faults: a signal to one role, to two and to all."""
+
+    def act(count: int, pipeline: Pipeline, luck: random.Random) -> None:
+        roles = luck.sample(ROLES, count)
+        if number == signal.SIGSTOP:
+            pids = pipeline.pids()
+            _halt([pids[role] for role in roles if role in pids], luck.choice((1.0, 5.0, 30.0)))
+            return
+        for role in roles:
+            pipeline.kill(role, number)
+
+    for words, count in (("", 1), ("two ", 2), ("all ", len(ROLES))):
+        FAULTS[words + name] = partial(act, count)
 
 
-@fault("asked to end")
-def _asked(pipeline: Pipeline, luck: random.Random) -> None:
-    pipeline.kill(luck.choice(ROLES), signal.SIGTERM)
-
-
-@fault("two killed")
-def _two_killed(pipeline: Pipeline, luck: random.Random) -> None:
-    for role in luck.sample(ROLES, 2):
-        pipeline.kill(role, signal.SIGKILL)
-
-
-@fault("all killed")
-def _all_killed(pipeline: Pipeline, luck: random.Random) -> None:
-    for role in ROLES:
-        pipeline.kill(role, signal.SIGKILL)
-
-
-@fault("stopped")
-def _stopped(pipeline: Pipeline, luck: random.Random) -> None:
-    pid = pipeline.pids().get(luck.choice(ROLES))
-    if pid is not None:
-        _halt([pid], luck.choice((1.0, 5.0, 5.0, 30.0)))
-
-
-@fault("all stopped")
-def _all_stopped(pipeline: Pipeline, luck: random.Random) -> None:
-    pids = [pid for role, pid in pipeline.pids().items() if role != "broker"]
-    _halt(pids, luck.choice((1.0, 8.0)))
+_of_roles("killed", signal.SIGKILL)
+_of_roles("asked to end", signal.SIGTERM)
+_of_roles("stopped", signal.SIGSTOP)
 
 
 @fault("broker halted")
@@ -106,10 +93,10 @@ def _hangs(pipeline: Pipeline, luck: random.Random) -> None:
     if ptrace(_SEIZE, pid, None, None):
         raise PermissionError("this user may not trace processes")
     ptrace(_INTERRUPT, pid, None, None)
-    until = time.monotonic() + HANG_SECONDS
+    end = time.monotonic() + HANG_SECONDS
     with suppress(ChildProcessError):
         os.waitpid(pid, _WALL)
-        while time.monotonic() < until:
+        while time.monotonic() < end:
             changed, status = os.waitpid(pid, _WALL | os.WNOHANG)
             if changed and not os.WIFSTOPPED(status):
                 break
@@ -122,18 +109,20 @@ def _other_weights(pipeline: Pipeline, luck: random.Random) -> None:
     """A stage is lost, and a worker with a damaged copy of the target asks for its place."""
     number = luck.choice((1, 2))
     pipeline.kill(f"verify-{number}", signal.SIGKILL)
-    copy = Path(pipeline.environment["XDG_STATE_HOME"]).parent / "copy"
-    shutil.copytree(PAIR / "target", copy, dirs_exist_ok=True)
-    with (copy / "model.safetensors").open("r+b") as file:
+    copy = weights = pipeline.place / ("copy" + pipeline.target.suffix)
+    if pipeline.target.is_dir():
+        shutil.copytree(pipeline.target, copy, dirs_exist_ok=True)
+        weights = copy / "model.safetensors"
+    else:
+        shutil.copyfile(pipeline.target, copy)
+    with weights.open("r+b") as file:
         size = file.seek(0, os.SEEK_END)
         for at in range(size // 8, size, size // 64):  # some in every layer
             file.seek(at)
             file.write(b"\x3f\x3f")
-    command = (sys.executable, "-m", "workers.verify", "--stage", str(number))
     done = subprocess.run(
-        [*command, "--target", str(copy), "--spare"],
-        env={**pipeline.environment, "FLOWSPEC_REDIS_URL": pipeline.url},
-        cwd=PAIR.parent.parent,
+        pipeline.spare_command(number, copy),
+        env=pipeline.environment,
         capture_output=True,
         text=True,
         timeout=UP_SECONDS,
@@ -155,7 +144,7 @@ def _halt(pids: Sequence[int], seconds: float) -> None:
 def _gateway_killed(pipeline: Pipeline, luck: random.Random) -> None:
     """While it streams an answer, whose job ends; another one in its place answers."""
     port = str(_free_port())
-    ids = luck.choice(prompts())
+    ids = luck.choice(prompts(pipeline.target))
     with _gateway(pipeline, port) as process, _asked_of(port, ids, stream=True) as streamed:
         for _ in range(luck.randrange(1, 40)):
             streamed.readline()
@@ -164,20 +153,21 @@ def _gateway_killed(pipeline: Pipeline, luck: random.Random) -> None:
             streamed.read()
     with _gateway(pipeline, port), _asked_of(port, ids, stream=False) as whole:
         answer = json.loads(whole.read())
-    if answer["choices"][0]["text"] != text_of(greedy(ids)):
+    if answer["choices"][0]["text"] != text_of(pipeline.target, text_after(pipeline.target, ids)):
         raise RuntimeError("the gateway gave another text")
-    _until(lambda: not pipeline.broker.exists(f"{TAG}:running"), "a gateway's job has not ended")
+    until(lambda: not pipeline.broker.exists(f"{TAG}:running"), "a gateway's job has not ended")
 
 
 @contextmanager
 def _gateway(pipeline: Pipeline, port: str) -> Iterator[subprocess.Popen[bytes]]:
     """A gateway on ``port`` that is ready; asked to end after the block."""
     command = (sys.executable, "-m", "workers.gateway", "--port", port)
-    environment = {**pipeline.environment, "FLOWSPEC_REDIS_URL": pipeline.url}
     nowhere = subprocess.DEVNULL
-    with subprocess.Popen(command, env=environment, stdout=nowhere, stderr=nowhere) as process:
+    with subprocess.Popen(
+        command, env=pipeline.environment, stdout=nowhere, stderr=nowhere
+    ) as process:
         try:
-            _until(lambda: _is_ready(port), "no gateway is ready")
+            until(lambda: _is_ready(port), "no gateway is ready")
             yield process
         finally:
             process.terminate()
@@ -229,11 +219,10 @@ def _failed_over(pipeline: Pipeline, luck: random.Random) -> None:
     command = [*map(str, (program, "--port", other_port, "--bind", "127.0.0.1", "--save", ""))]
     command += ["--requirepass", password, "--masterauth", password]
     command += ["--replicaof", "127.0.0.1", str(port)]
-    home = pipeline.environment["XDG_STATE_HOME"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=home) as process:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=pipeline.place) as process:
         try:
             other: Any = redis.Redis(port=other_port, password=password)
-            _until(lambda: other.info("replication")["master_link_status"] == "up")
+            until(lambda: other.info("replication")["master_link_status"] == "up", "no replica")
             _fail_over(broker, other)
             time.sleep(luck.choice((0.0, 4.0, 15.0)))
             _fail_over(other, broker)
@@ -243,19 +232,10 @@ def _failed_over(pipeline: Pipeline, luck: random.Random) -> None:
 
 
 def _fail_over(primary: Any, replica: Any) -> None:
-    _until(lambda: primary.execute_command("FAILOVER"))
-    _until(lambda: replica.info("replication")["role"] == "master")
-    _until(lambda: primary.info("replication")["master_link_status"] == "up")
-
-
-def _until(holds: Callable[[], object], otherwise: str = "the servers kept their roles") -> None:
-    until = time.monotonic() + UP_SECONDS
-    while time.monotonic() < until:
-        with suppress(redis.RedisError, OSError, HTTPException, KeyError):
-            if holds():
-                return
-        time.sleep(0.05)
-    raise RuntimeError(otherwise)
+    kept = "the servers kept their roles"
+    until(lambda: primary.execute_command("FAILOVER"), kept)
+    until(lambda: replica.info("replication")["role"] == "master", kept)
+    until(lambda: primary.info("replication")["master_link_status"] == "up", kept)
 
 
 def _free_port() -> int:
@@ -341,8 +321,8 @@ def _some_key(pipeline: Pipeline, luck: random.Random) -> Any:
 
 def _some_entry(pipeline: Pipeline, luck: random.Random) -> tuple[Any, Any, dict[Any, Any]] | None:
     """A stream of messages or rows, and one of its last entries; None: there is none now."""
-    until = time.monotonic() + 2.0
-    while time.monotonic() < until:
+    end = time.monotonic() + 2.0
+    while time.monotonic() < end:
         for kind in luck.sample(("log", "rows"), 2):
             streams = sorted(pipeline.broker.scan_iter(f"{TAG}:{kind}:*"))
             luck.shuffle(streams)
@@ -384,9 +364,9 @@ def _garbage(pipeline: Pipeline, luck: random.Random) -> None:
 @fault("rows of no numbers")
 def _no_numbers(pipeline: Pipeline, luck: random.Random) -> None:
     """Whatever arrives for a moment comes again, with a NaN at its end and the right checksum."""
-    until = time.monotonic() + luck.choice((0.2, 1.0))
+    end = time.monotonic() + luck.choice((0.2, 1.0))
     seen: set[Any] = set()
-    while time.monotonic() < until:
+    while time.monotonic() < end:
         for stream in pipeline.broker.scan_iter(f"{TAG}:rows:*"):
             for at, fields in pipeline.broker.xrevrange(stream, count=3):
                 if at not in seen and fields[b"d"][-8:] != _NAN:

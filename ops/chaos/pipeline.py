@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,24 @@ PAIR = Path(__file__).parents[2] / "flowspec" / "default_pair"
 TAG = "flowspec:{p0}"
 JOBS = "flowspec:jobs"
 ROLES = ("scheduler", "draft", "verify-1", "verify-2")
-TOKENS = 160
+TOKENS, SEED = 160, 7
 #: Until a job has ended, seconds; a message that was deleted is missed after 120 s without answer.
 ENDS_SECONDS = 150.0
 #: Until a pipeline is ready, and gone.
 UP_SECONDS = 120.0
 #: Starts of one process that the supervisor allows, and within how many seconds.
 KILLS, WITHIN_SECONDS = 4, 330.0
+
+
+def until(holds: Callable[[], object], otherwise: str) -> None:
+    """Wait until ``holds()``; it may fail meanwhile. RuntimeError: ``otherwise``, after a while."""
+    end = time.monotonic() + UP_SECONDS
+    while time.monotonic() < end:
+        with suppress(redis.RedisError, OSError, HTTPException, KeyError):
+            if holds():
+                return
+        time.sleep(0.05)
+    raise RuntimeError(otherwise)
 
 
 @dataclass(frozen=True)
@@ -53,21 +65,38 @@ class SentJob:
 
 
 class Pipeline:
-    """What `flowspec up` starts, under a home of its own in ``place``."""
+    """What `flowspec up` starts, under a home of its own in ``place``.
 
-    def __init__(self, place: Path, *, persist: bool) -> None:
+    ``persist``: its broker keeps its data. ``spare``: a stage for which a spare waits; 0: none.
+    """
+
+    def __init__(
+        self, place: Path, target: Path, draft: str, *, persist: bool, spare: int = 0
+    ) -> None:
+        self.place, self.target, self.persist = place, target, persist
         self.environment = {
             **os.environ,
             "XDG_STATE_HOME": str(place / "state"),
             "XDG_CACHE_HOME": str(place / "cache"),
             "OMP_NUM_THREADS": "1",
         }
+        models = ("--target", str(target), "--draft", draft, "--dtype", "float32")
         kept = ("--persist", str(place / "data")) if persist else ()
-        said = self._flowspec("up", "--stages", "2", "--jobs", "2", *kept)
-        self.url = re.findall(r"FLOWSPEC_REDIS_URL='(.+)'", said)[0]
-        self.persist = persist
-        self.broker: Any = redis.Redis.from_url(self.url, socket_timeout=5.0)
+        said = self._flowspec("up", "--stages", "2", "--jobs", "2", *models, *kept)
+        url = re.findall(r"FLOWSPEC_REDIS_URL='(.+)'", said)[0]
+        self.environment["FLOWSPEC_REDIS_URL"] = url
+        self.broker: Any = redis.Redis.from_url(url, socket_timeout=5.0)
         self.kills: dict[str, deque[float]] = defaultdict(deque)
+        self._spare = None
+        if spare:
+            command, quiet = self.spare_command(spare, target), subprocess.DEVNULL
+            self._spare = subprocess.Popen(command, env=self.environment, stderr=quiet)
+            until(lambda: self.broker.exists(f"{TAG}:spares"), "no spare is listed")
+
+    @staticmethod
+    def spare_command(stage: int, target: Path) -> list[str]:
+        words = ("-m", "workers.verify", "--stage", str(stage), "--spare", "--dtype", "float32")
+        return [sys.executable, *words, "--target", str(target)]
 
     def _flowspec(self, *words: str) -> str:
         command = [sys.executable, "-m", "flowspec", *words]
@@ -90,12 +119,12 @@ class Pipeline:
                 continue
         return found
 
-    def open_files(self) -> dict[int, int]:
-        """By process, its number of open files."""
+    def open_files(self) -> dict[str, int]:
+        """By role, the number of files that its process has open."""
         found = {}
-        for pid in self.pids().values():
+        for role, pid in self.pids().items():
             with suppress(FileNotFoundError):  # it has just ended
-                found[pid] = len([*Path(f"/proc/{pid}/fd").iterdir()])
+                found[role] = len([*Path(f"/proc/{pid}/fd").iterdir()])
         return found
 
     def may_kill(self, role: str) -> bool:
@@ -117,7 +146,7 @@ class Pipeline:
             "max_new_tokens": TOKENS,
             "strategy": strategy,
             "temperature": prompt.temperature,
-            "seed": 7,
+            "seed": SEED,
         }
         job = self.patiently(lambda: self.broker.xadd(JOBS, fields))
         return SentJob(job.decode(), prompt, strategy, time.monotonic())
@@ -168,14 +197,22 @@ class Pipeline:
                 return
             time.sleep(0.05)
 
-    def lasting_keys(self) -> list[str]:
-        """Keys of jobs without a lifetime."""
+    def lasting_keys(self) -> set[str]:
+        """Keys without a lifetime, each number in them written as N."""
+        keys = [key for key in self.broker.scan_iter("*") if self.broker.ttl(key) == -1]
+        return {re.sub(r"\d+", "N", key.decode()) for key in keys}
+
+    def processes(self) -> list[int]:
+        """All processes of this pipeline: those with its place in their environment."""
         found = []
-        for kind in ("job", "request", "run", "out", "recording"):
-            for key in self.broker.scan_iter(f"{TAG}:{kind}:*"):
-                if self.broker.ttl(key) == -1:
-                    found.append(key.decode())
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has just ended, or is another user's
+                if os.fsencode(self.place) in (folder / "environ").read_bytes():
+                    found.append(int(folder.name))
         return found
 
     def down(self) -> None:
         self._flowspec("down")
+        if self._spare is not None:
+            self._spare.terminate()
+            self._spare.wait(ENDS_SECONDS)

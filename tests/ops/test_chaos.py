@@ -51,17 +51,18 @@ def test_a_pipeline_that_is_broken_serves_on_and_a_wrong_text_is_seen(
     assert found.problems == []
     assert sum(found.faults.values()) == 2
     assert "problems: 0" in "\n".join(report([found]))
-    monkeypatch.setattr(oracle, "greedy", lambda ids: (1,) * TOKENS)
-    monkeypatch.setattr(oracle, "prompts", lambda: ((0, 38, 915),))
+    monkeypatch.setattr(oracle, "text_after", lambda *_: (1,) * TOKENS)
+    monkeypatch.setattr(oracle, "prompts", lambda _: ((0, 38, 915),))
     monkeypatch.setattr(chaos, "STRATEGIES", ("chain",))
     found = chaos.run(2, 1, "scripts")
     assert any("has another text" in problem for problem in found.problems)
 
 
-def test_a_process_that_collects_open_files_is_seen() -> None:
-    found = chaos.SeedResult(3)
-    chaos._check_files({1: 20, 2: 20, 3: 5}, {1: 20 + chaos.MORE_FILES, 2: 60, 4: 900}, found)
-    assert found.problems == ["seed 3: a process had 20 files open and has 60"]
+def test_a_role_that_collects_open_files_is_seen() -> None:
+    found, most = chaos.SeedResult(3), 20 + chaos.MORE_FILES
+    after = {"draft": most, "verify-1": 60, "verify-2": 900}
+    chaos._check_files({"draft": 20, "verify-1": 20, "broker": 5}, after, found)
+    assert found.problems == ["seed 3: verify-1 had 20 files open and has 60"]
 
 
 @pytest.mark.gate
