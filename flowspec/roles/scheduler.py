@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
 
 from flowspec.core.job.queue_order import QueueOrder
 from flowspec.core.protocol.addresses import Role
@@ -106,6 +107,8 @@ class Scheduler:
         self._absent_since: dict[str, float] = {}  # roles whose lease has expired
         self._incomplete_since: float | None = None
         self._queue = QueueOrder(self._fields)
+        self._placed: set[str] = set()  # jobs that waited or ran at the last turn
+        self._admitted: SimpleQueue[str] = SimpleQueue()
         self._log = logger(role="scheduler")
         self._intake_error: BrokerError | None = None
         self._wrote_at = -WRITES_LOOK_SECONDS
@@ -156,7 +159,9 @@ class Scheduler:
         self._look_at_eviction()
         self._keep_record()
         claims = self._control.claims()
-        self._take_back(claims)
+        running = self._control.running()
+        self._keep_places(running)
+        self._take_back(claims, running)
         self._end_unfollowed()
         self._look_at_queue()
         missing = self._missing(claims)
@@ -194,6 +199,22 @@ class Scheduler:
             return
         if self._control.set_pipeline(self._record, self._generation) is Code.OK:
             self._log.warning("record written again")
+
+    def _keep_places(self, running: Sequence[str]) -> None:
+        """Put the jobs back that are neither waiting nor running any more, but have not ended.
+
+        The queue, or the set of running jobs, was deleted meanwhile.
+        """
+        while not self._admitted.empty():
+            self._placed.add(self._admitted.get())
+        placed = {*self._control.queued(), *running}
+        for job in sorted(self._placed - placed):
+            code = self._control.place(job)
+            if code is Code.OK:
+                self._log.warning("job placed again", job=job)
+            if code is not Code.STALE:
+                placed.add(job)
+        self._placed = placed
 
     def _look_at_queue(self) -> None:
         """Learn which jobs wait; end those that have not begun in time."""
@@ -261,6 +282,7 @@ class Scheduler:
             # Of a refused job nothing is used: a key of any length would name one of the broker's.
             fields = {} if error else intake.fields
             code = self._control.admit(intake.job, fields, error, most=self._most_waiting)
+            self._admitted.put(intake.job)
             self._log.info("job admitted", job=intake.job, code=code.name, refused=bool(error))
         self._control.acknowledge([intake.job])
 
@@ -299,10 +321,10 @@ class Scheduler:
         known = claims[role].facts if role in claims else {}
         return known.get("state") != "ready" and known.get("setup") == self._setup
 
-    def _take_back(self, claims: Claims) -> None:
+    def _take_back(self, claims: Claims, running: Sequence[str]) -> None:
         """Put the running jobs back that have lost a worker, or whose worker was replaced."""
         gone = self._gone(claims)
-        for job in self._control.running():
+        for job in running:
             holders = self._control.holders(job)
             if not holders and not self._control.job(job):
                 self._end_unrecorded(job)

@@ -357,6 +357,13 @@ class Control(Protocol):
         """The pipeline's record; empty before a scheduler has stored it."""
         ...
 
+    def place(self, job: str) -> Code:
+        """Put ``job`` back where its record says that it waits or runs, if it is not there.
+
+        OK; DUP: it is there; STALE: it has ended, or has no record.
+        """
+        ...
+
     def drop_mistyped(self) -> bool:
         """Delete the pipeline's keys that hold another type than theirs, which end every reader.
 

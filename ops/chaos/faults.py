@@ -279,7 +279,9 @@ def _scripts(pipeline: Pipeline, luck: random.Random) -> None:
 
 @fault("key deleted")
 def _key_deleted(pipeline: Pipeline, luck: random.Random) -> None:
-    pipeline.broker.delete(_some_key(pipeline, luck))
+    key = _some_key(pipeline, luck)
+    pipeline.broker.delete(key)
+    sys.stderr.write(f"deleted: {key.decode()}\n")
 
 
 @fault("key of a wrong type")
@@ -289,6 +291,7 @@ def _key_replaced(pipeline: Pipeline, luck: random.Random) -> None:
         changes.delete(key)
         changes.zadd(key, {"x": 1.0})
         changes.execute()
+    sys.stderr.write(f"replaced: {key.decode()}\n")
 
 
 @fault("value of garbage")

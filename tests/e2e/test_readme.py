@@ -1,11 +1,16 @@
-"""The README's transcript is the demo's output; its Python runs."""
+"""The README's transcript is the demo's output; its commands and its Python run."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
+import signal
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,7 +19,8 @@ from flowspec.model.drafters.sources import check_sources
 from flowspec.model.reference import Reference
 from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import open_directory
-from tests.e2e.conftest import Clusters
+from flowspec.transport.connections.server import PrivateBroker
+from tests.e2e.conftest import Clusters, surroundings
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text()
@@ -91,3 +97,98 @@ def test_the_python_of_the_readme_runs(
     shown = capsys.readouterr().out
     assert float(shown.split()[-1]) > 0
     assert len(shown) > 40
+
+
+def shell(command: str, place: Path, **more: str) -> str:
+    """What a command of the README prints in ``place``; it has FlowSpec's on its path."""
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=place,
+        env=here(place) | more,
+        input="Hello\n",
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, (command, done.stdout, done.stderr)
+    return done.stdout
+
+
+def here(place: Path) -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return surroundings(place) | {"PATH": path}
+
+
+def sh_blocks() -> list[list[str]]:
+    """The lines of each block of shell commands."""
+    found = re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    return [block.splitlines() for block in found]
+
+
+def block_with(command: str) -> list[str]:
+    (found,) = (lines for lines in sh_blocks() if any(line.startswith(command) for line in lines))
+    return found
+
+
+def test_every_block_of_the_readme_has_its_test() -> None:
+    """``make`` is run by CI and by the demo's test, containers by nobody here."""
+    tested = ("make demo", "flowspec generate", "flowspec up", "flowspec serve")
+    tested += ("python -m workers", "docker compose", "flowspec simulate")
+    known = [block_with(command) for command in tested]
+    assert all(lines in known for lines in sh_blocks())
+    assert set(re.findall(r"^```(\w+)", README, re.MULTILINE)) == {"sh", "console", "python"}
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("first", ["flowspec generate", "flowspec simulate"])
+def test_the_commands_of_a_block_run(first: str, place: Path) -> None:
+    (place / "question.txt").write_text("Why is the sky blue?")
+    for line in block_with(first):
+        assert shell(line, place) or " --out " in line, line
+
+
+@pytest.mark.gate
+@pytest.mark.live
+def test_a_pipeline_is_used_as_the_readme_does(place: Path) -> None:
+    up, status, submit, watch, cancel, down = block_with("flowspec up")
+    said = shell(up, place)
+    try:
+        assert "export FLOWSPEC_REDIS_URL=" in said
+        assert "verify" in shell(status, place)
+        job = shell(submit, place).strip()
+        assert len(shell(watch.replace("JOB", job), place)) > 40
+        shell(cancel.replace("JOB", job), place)
+    finally:
+        shell(down, place)
+
+
+@pytest.mark.live
+def test_the_gateway_starts_as_the_readme_says(place: Path) -> None:
+    (line,) = block_with("flowspec serve")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = str(listener.getsockname()[1])
+    words = shlex.split(line.replace("8000", port), comments=True)
+    with subprocess.Popen(words, env=here(place), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert port in process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+@pytest.mark.live
+def test_workers_of_several_machines_start_as_the_readme_says(place: Path) -> None:
+    address, *workers = block_with("python -m workers")
+    assert shlex.split(address)[1] == "FLOWSPEC_REDIS_URL=redis://:PASSWORD@broker.lan:6379/0"
+    with ExitStack() as ending, PrivateBroker() as broker:
+        for line in workers:
+            words = line.replace("models/big", "target").replace("models/small", "draft")
+            process = subprocess.Popen(
+                ["bash", "-c", f"exec {words}"],
+                env=here(place) | {"FLOWSPEC_REDIS_URL": broker.url},
+                stderr=subprocess.DEVNULL,
+            )
+            ending.callback(process.wait, 60)
+            ending.callback(process.terminate)
+        asked = 'flowspec generate "Why is the sky blue?"'
+        assert len(shell(asked, place, FLOWSPEC_REDIS_URL=broker.url)) > 40

@@ -49,6 +49,7 @@ REFUSALS = {
     "drop_mistyped": 1,
     "finish": 1,
     "open_job": 2,
+    "place": 3,
     "publish": 2,
     "publish_together": 3,
     "record": 0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -967,3 +968,37 @@ def test_what_is_known_of_clients_goes_with_their_jobs(
     assert control.revoke(ended, "cancelled") is Code.OK
     assert control.unfollowed() == [waits]
     assert set(client.zrange(followed, 0, -1)) == {b"2-2", waits.encode()}
+
+
+def _replace(client: redis.Redis, key: str) -> None:
+    with client.pipeline() as changes:
+        changes.delete(key)
+        changes.zadd(key, {"x": 1.0})
+        changes.execute()
+
+
+@OVER_REDIS
+@pytest.mark.parametrize("lose", [redis.Redis.delete, _replace])
+@pytest.mark.parametrize("seen", [True, False])
+def test_jobs_that_lose_their_place_get_it_back(
+    rig: Rig, client: redis.Redis, lose: Callable[[redis.Redis, str], object], seen: bool
+) -> None:
+    """Without it they would neither begin nor end, and their keys would stay for ever."""
+    control = rig.control()
+    scheduler = Scheduler(control, 2, most_running=1)
+    lease(control, *ROLES)
+    runs = submit(scheduler, control)
+    scheduler.turn()
+    waits = [submit(scheduler, control) for _ in range(2)]
+    if seen:
+        scheduler.turn()
+    lose(client, rig.keys.queue)
+    lose(client, rig.keys.running)
+    for _ in range(2):
+        scheduler.turn()
+    assert control.running() == [runs]
+    assert control.queued() == waits
+    assert control.revoke(runs, "cancelled") is Code.OK
+    for _ in range(2):
+        scheduler.turn()
+    assert control.running() == waits[:1]

@@ -248,6 +248,11 @@ class MemoryControl:
         with self._broker.changed:
             return dict(self._broker.record)
 
+    def place(self, job: str) -> Code:
+        entry = self._broker.ledger.jobs.get(job)
+        gone = entry is None or entry.state is JobState.DONE
+        return Code.STALE if gone else Code.DUP  # nobody takes a job's place
+
     def drop_mistyped(self) -> bool:
         return False  # every key has its type
 

@@ -321,6 +321,10 @@ class RedisControl:
         if found:
             self._changes = found[0][1][-1][0].decode()
 
+    def place(self, job: str) -> Code:
+        named = [self._keys.job(job), self._keys.queue, self._keys.running]
+        return Code(self._client.script("place", named, [job]))
+
     def drop_mistyped(self) -> bool:
         keys = self._keys
         record = keys.record
