@@ -53,6 +53,8 @@ _WATCH_SECONDS = 0.1
 _ROLES_SECONDS = 5.0
 _HUNG_LOOKS = 6
 _REPLACED_LOOKS = 36
+#: Bytes of the stages on one device that take a while to load.
+_MUCH = 1 << 30
 
 Progress = Callable[[int, int], None]
 
@@ -279,7 +281,10 @@ class Cluster:
                 time.sleep(0.05)
 
     def _weigh(self, stages: Sequence[Mapping[str, Any]]) -> None:
-        """Say once if stages on one device need more memory together than was free there."""
+        """Say once, while they load, what memory the stages on a device need, if it is much.
+
+        Or if it is more than was free there.
+        """
         if self._weighed or len(stages) < self.setup.stages:
             return
         if not all(NEEDS in facts for facts in stages):
@@ -295,6 +300,9 @@ class Cluster:
                     "free: the system may end one; a smaller --dtype, --context or --jobs needs "
                     "less"
                 )
+            elif needed >= _MUCH:
+                each = ", ".join(gib(facts[NEEDS]) for facts in beside)
+                self._say(f"loading stages of {each} on {device}; {gib(free)} are free")
 
     def check(self) -> None:
         """ClusterError if the broker or a worker has stopped, with the last line of its log.

@@ -105,7 +105,7 @@ def test_a_stage_says_what_it_needs_before_it_loads_anything(
     assert ("the system may end it" in said) == warns
 
 
-def test_stages_that_need_more_together_than_is_free_are_told_once() -> None:
+def test_what_stages_need_together_is_told_once_if_it_is_much() -> None:
     said: list[str] = []
     cluster = Cluster(Setup("target", "ngram", 3), say=said.append)
     stages = [{NEEDS: 3 << 30, FREE: 8 << 30, "device": "cpu"} for _ in range(3)]
@@ -118,4 +118,10 @@ def test_stages_that_need_more_together_than_is_free_are_told_once() -> None:
     assert line.startswith("the stages on cpu need 9.0 GiB together, and 8.0 GiB were free: ")
     elsewhere = Cluster(Setup("target", "ngram", 3), say=said.append)
     elsewhere._weigh([*stages[:2], {**stages[2], "device": "cuda:0"}])
-    assert said == [line]
+    assert said[1:] == [
+        "loading stages of 3.0 GiB, 3.0 GiB on cpu; 8.0 GiB are free",
+        "loading stages of 3.0 GiB on cuda:0; 8.0 GiB are free",
+    ]
+    small = Cluster(Setup("target", "ngram", 1), say=said.append)
+    small._weigh([{NEEDS: 1 << 20, FREE: 8 << 30, "device": "cpu"}])
+    assert len(said) == 3
