@@ -24,6 +24,7 @@
 The text of an error is one line for the user: what was wrong, what was expected, what to do.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -83,6 +84,15 @@ def naming_what_is_missing() -> Iterator[None]:
         if error.name not in WORKER_PACKAGES:
             raise
         raise NotInstalled(error.name) from None
+
+
+def unusable(error: OSError) -> str:
+    """One line for an error of the system; a place that it names may be one that a user named."""
+    said = error.strerror or str(error)
+    if error.filename is None:
+        return said
+    where = os.fsdecode(error.filename)
+    return f"{where} cannot be used: {said}; choose another place, or change its permissions"
 
 
 class ModelError(ConfigError):

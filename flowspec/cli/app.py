@@ -83,7 +83,7 @@ from flowspec.core.run.fields import DEFAULT_MAX_NEW_TOKENS, DEFAULT_STRATEGY
 from flowspec.core.run.limits import CONTIGUOUS
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
-from flowspec.errors import BrokerUnreachable, FlowSpecError, naming_what_is_missing
+from flowspec.errors import BrokerUnreachable, FlowSpecError, naming_what_is_missing, unusable
 from flowspec.gateway.settings import MOST_CONNECTIONS, MOST_OPEN, Settings
 
 app = typer.Typer(
@@ -658,11 +658,7 @@ def _main() -> None:
     except StdoutError:
         raise
     except OSError as error:
-        said = error.strerror or str(error)
-        if error.filename is not None:  # a place that a user may have named
-            where = f"{os.fsdecode(error.filename)} cannot be used: {said}"
-            said = f"{where}; choose another place, or change its permissions"
-        sys.stderr.write(f"flowspec: {said}\n")
+        sys.stderr.write(f"flowspec: {unusable(error)}\n")
         sys.exit(1)
     except typer.Abort:
         sys.exit(130)

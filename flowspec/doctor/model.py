@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.doctor.finding import Finding, error, from_error, note, ok, size, warning
-from flowspec.errors import ConfigError, ModelError
+from flowspec.errors import ConfigError, ModelError, unusable
 from flowspec.model.drafters.kinds import NGRAM, kind_of
 from flowspec.model.drafters.sources import source_names
 from flowspec.model.weights import formats as unread
@@ -112,13 +112,13 @@ def check_names(
 
 def _open(name: str, role: str) -> tuple[ModelDirectory | None, list[Finding]]:
     """The model ``name``, and what is wrong with it; None if it cannot be used."""
-    path = locate(name)
-    if path is None:
-        return None, [_absent(name, role)]
-    found = list(formats(role, path))
-    if found:
-        return None, found
     try:
+        path = locate(name)
+        if path is None:
+            return None, [_absent(name, role)]
+        found = list(formats(role, path))
+        if found:
+            return None, found
         config = read_config_file(path)
         wrong = unread.of_config(path, config)
         if wrong is None and role == "target":
@@ -131,6 +131,8 @@ def _open(name: str, role: str) -> tuple[ModelDirectory | None, list[Finding]]:
             directory.tensor(tensor)
     except ModelError as refused:
         return None, [from_error(role, refused, _LOAD)]
+    except OSError as unreadable:
+        return None, [from_error(role, ModelError(unusable(unreadable)), _LOAD)]
     return directory, []
 
 

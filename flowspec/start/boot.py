@@ -24,6 +24,7 @@ from flowspec.errors import (
     FlowSpecError,
     LeaseLost,
     naming_what_is_missing,
+    unusable,
 )
 from flowspec.model.weights.precision import DTYPES
 from flowspec.observe import NOTE
@@ -342,6 +343,11 @@ def run(main: Callable[[], None], role: str) -> None:
         silent = isinstance(error, BrokerUnreachable) and error.silent
         hint = "; name it by --redis-url or FLOWSPEC_REDIS_URL" if silent else ""
         sys.stderr.write(f"flowspec {role}: {error}{hint}\n")
+        sys.exit(1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        sys.stderr.write(f"flowspec {role}: {unusable(error)}\n")
         sys.exit(1)
 
 

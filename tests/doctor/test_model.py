@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from dataclasses import replace
@@ -99,6 +100,21 @@ def test_a_cached_hub_model_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("huggingface_hub.snapshot_download", cached)
     assert locate("owner/model") == tmp_path
     assert called == {"local_files_only": True}
+
+
+@pytest.mark.parametrize("step", ["locate", "open_directory"])
+def test_a_file_that_may_not_be_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Root may read every file, so this step refuses."""
+
+    def refuse(_: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder / "config.json"))
+
+    monkeypatch.setattr(f"flowspec.doctor.model.{step}", refuse)
+    found = trouble(folder)
+    says = f"{folder / 'config.json'} cannot be used: Permission denied"
+    assert (found.level, found.found) == (Severity.ERROR, says)
 
 
 def test_git_lfs_pointers(folder: Path) -> None:

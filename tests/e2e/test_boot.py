@@ -7,6 +7,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -47,6 +48,20 @@ def test_a_worker_without_a_pipeline_waits_a_bounded_time_and_says_so(
 
 
 @pytest.mark.live
+@pytest.mark.parametrize("role", ["verify", "draft", "scheduler"])
+def test_a_place_that_a_worker_cannot_read_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], role: str
+) -> None:
+    def main() -> None:
+        (tmp_path / "config.json").read_text(encoding="utf-8")
+
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(SystemExit, match="1"):
+        boot.run(main, role)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"flowspec {role}: {tmp_path / 'config.json'} cannot be used: Is a dir")
+
+
 def test_a_lease_is_renewed_over_a_connection_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A renewal must not wait for the worker's own calls."""
     claims: list[tuple[RedisControl, str]] = []

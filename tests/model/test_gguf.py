@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from dataclasses import replace
@@ -444,3 +445,18 @@ def test_a_cache_that_cannot_be_written_is_one_line(
     write(tmp_path / "model.gguf")
     with pytest.raises(ModelError, match="set XDG_CACHE_HOME"):
         open_directory(str(tmp_path / "model.gguf"))
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may read every file, so the reader refuses."""
+    file = tmp_path / "model.gguf"
+    write(file)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("gguf.GGUFReader", refuse)
+    said = refused(file)
+    assert said.startswith(f"{file} cannot be used: Permission denied; ")

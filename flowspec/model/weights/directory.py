@@ -509,7 +509,7 @@ def flattened(config: Mapping[str, Any]) -> dict[str, Any]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds {type(value).__name__}; expected a JSON object")

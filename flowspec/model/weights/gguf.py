@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.errors import ModelError, naming_what_is_missing
+from flowspec.errors import ModelError, naming_what_is_missing, unusable
 from flowspec.model.weights.precision import KEPT, OWN
 from flowspec.model.weights.tensor_files import TensorEntry, user_cache
 
@@ -181,6 +181,8 @@ def _describe(files: Sequence[Path], folder: Path) -> None:
         from gguf import GGUFReader
     try:
         readers = [GGUFReader(part) for part in files]
+    except PermissionError as error:
+        raise ModelError(unusable(error)) from None
     except Exception as error:  # noqa: BLE001 - whatever a damaged file makes of the reader
         sizes = " and ".join(f"{file.name} of {file.stat().st_size} bytes" for file in files)
         raise ModelError(
