@@ -22,10 +22,9 @@ from flowspec.model.weights import gguf
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.manifest import AS_STORED, MANIFEST, Manifest, ShardFile, file_digest
 from flowspec.model.weights.precision import AUTO, PRECISIONS, check_dtype
-from flowspec.model.weights.quantise import Weight, code_layout, quantise
-from flowspec.model.weights.stored_weight import SUFFIXES
+from flowspec.model.weights.stored_weight import SUFFIXES, StoredWeight
 from flowspec.model.weights.tensor_files import NewTensor, TensorEntry, write_tensors
-from flowspec.model.weights.tensors import read_rows, read_tensor
+from flowspec.model.weights.tensors import read_tensor
 from flowspec.model.weights.value_digests import of_prefixes
 
 WEIGHTS = "model.safetensors"
@@ -210,13 +209,13 @@ class _Shard:
             if entry.packed:
                 return [NewTensor(name, "F32", entry.shape, 4 * math.prod(entry.shape))]
             return [NewTensor(name, entry.dtype, entry.shape, entry.end - entry.start)]
-        outputs, inputs = entry.shape
         quantised = PRECISIONS[self._plan.dtype].quantised
+        layout = StoredWeight(self._directory, name).layout(self._held(entry))
         return [
             NewTensor(name + suffix, _NAMES[dtype], shape, shape[0] * shape[1] * dtype.itemsize)
-            for suffix, dtype, shape in zip(
+            for suffix, (dtype, shape) in zip(
                 SUFFIXES if quantised else ("",),
-                *code_layout((outputs, inputs), self._held(entry)),
+                layout,
                 strict=False,  # most matrices have no rows' scales
             )
         ]
@@ -231,9 +230,9 @@ class _Shard:
             if name not in self._linears:
                 yield from _stored(name, entry)
                 continue
-            outputs, inputs = entry.shape
-            weight = quantise(read_rows(name, entry), (outputs, inputs), self._held(entry))
-            yield from _bytes_of(weight)
+            stored = StoredWeight(self._directory, name)
+            for tensor in stored.read(range(entry.shape[0]), self._held(entry)).tensors:
+                yield from _bytes(tensor)
 
 
 def _stored(name: str, entry: TensorEntry) -> Iterator[memoryview]:
@@ -241,11 +240,6 @@ def _stored(name: str, entry: TensorEntry) -> Iterator[memoryview]:
     if entry.packed:
         return _bytes(read_tensor(name, entry, torch.float32))
     return entry.chunks()
-
-
-def _bytes_of(weight: Weight) -> Iterator[memoryview]:
-    for tensor in weight.tensors:
-        yield from _bytes(tensor)
 
 
 def _bytes(tensor: torch.Tensor) -> Iterator[memoryview]:

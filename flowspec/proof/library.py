@@ -22,6 +22,7 @@ from flowspec.model.layers.placing import Placing
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.precision import PRECISIONS
 from flowspec.model.weights.quantise import dequantise, quantise
+from flowspec.model.weights.stored_weight import StoredWeight
 
 #: A type in which the roundings of rows are nothing.
 _WIDER = {
@@ -76,6 +77,7 @@ class Library:
 
     def __init__(self, directory: ModelDirectory, placing: Placing) -> None:
         self._placing = placing
+        self._directory = directory
         self._model: Any = library_model(directory, _WIDER[placing.rows])
 
     @torch.inference_mode()
@@ -83,10 +85,10 @@ class Library:
         """Give linear layers and experts the values that stages have in the placing."""
         placing = self._placing
         head = self._model.get_output_embeddings()
-        for module in self._model.modules():
+        for name, module in self._model.named_modules():
             if isinstance(module, torch.nn.Linear):
                 precision = placing.head if module is head else placing.precision
-                rounded = _rounded(module.weight.data, precision)
+                rounded = self._as_stages_have(f"{name}.weight", module.weight.data, precision)
                 if module is head:
                     # A tied head must not change the embedding, which is not quantised.
                     module.weight = torch.nn.Parameter(rounded, requires_grad=False)
@@ -97,6 +99,14 @@ class Library:
                     for expert in getattr(module, name).data:
                         matrix = expert.t() if module.is_transposed else expert
                         matrix.copy_(_rounded(matrix, placing.precision))
+
+    def _as_stages_have(self, name: str, matrix: torch.Tensor, precision: str) -> torch.Tensor:
+        """The values of ``matrix``, which is ``name`` if there is one, in ``precision``."""
+        if name not in self._directory.weight_files:
+            return _rounded(matrix, precision)
+        stored = StoredWeight(self._directory, name)
+        held = PRECISIONS[precision].for_matrix(stored.shape).name
+        return dequantise(stored.read(range(stored.shape[0]), held), matrix.dtype)
 
     @torch.inference_mode()
     def narrow(self) -> None:

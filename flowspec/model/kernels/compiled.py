@@ -23,7 +23,7 @@ ROWS = (torch.float32, torch.bfloat16)
 _FOLDER = Path(__file__).parent
 _SOURCES = ("integer.c", "attention.c", "layers.c")
 _SHARED = "numbers.h"
-_NEEDED = {"avx2": "-mavx2", "fma": "-mfma"}
+_NEEDED = {"avx2": "-mavx2", "fma": "-mfma", "f16c": "-mf16c"}
 #: Where these are too, sums of integers take fewer instructions. They are exact, and floating-point
 #: numbers are computed in the order of the source, so all machines compute the same.
 _FASTER = {"avx512_vnni": "-mavx512vnni", "avx512vl": "-mavx512vl"}
@@ -46,7 +46,7 @@ def compiled() -> ctypes.CDLL | str:
     What is missing if it cannot be had.
     """
     if not cpu_flags() >= _NEEDED.keys():
-        return "this is no x86 CPU with AVX2 and FMA instructions"
+        return "this is no x86 CPU with AVX2, FMA and F16C instructions"
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         return "there is no C compiler: install gcc"

@@ -87,10 +87,11 @@ INLINE void add(const int bits, const int count, const char *weights, const int1
     }
 }
 
-/* SHARE numbers of bfloat16. */
-INLINE __m256 numbers(const uint16_t *halves) {
-    __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)halves));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
+/* SHARE numbers of bfloat16 or, if `ieee`, float16. */
+INLINE __m256 numbers(const uint16_t *halves, const int ieee) {
+    __m128i words = _mm_loadu_si128((const __m128i *)halves);
+    if (ieee) return _mm256_cvtph_ps(words);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16));
 }
 
 /* SHARE outputs, or the `many` that are left, of `count` rows. */
@@ -112,8 +113,10 @@ INLINE void tile(const int bits, const int blocked, const int count, const char 
         if (blocked) _mm_prefetch((const char *)own_scales + AHEAD * 4 * SHARE / bytes, _MM_HINT_T1);
         if (bits == 4) {
             const uint16_t *pairs = (const uint16_t *)own_scales;
-            step = numbers(pairs);
-            low = _mm256_sub_ps(numbers(pairs + SHARE), _mm256_mul_ps(step, _mm256_set1_ps(8)));
+            const int from_zero = blocked == 2;
+            step = numbers(pairs, from_zero);
+            low = numbers(pairs + SHARE, from_zero);
+            if (!from_zero) low = _mm256_sub_ps(low, _mm256_mul_ps(step, _mm256_set1_ps(8)));
         }
         UNROLL for (int r = 0; r < count; r++) {
             __m256i whole = _mm256_add_epi32(exact[0][r], exact[1][r]);
@@ -139,8 +142,9 @@ INLINE void tile(const int bits, const int blocked, const int count, const char 
 
    Both of the following are of SHARE outputs behind those of others, zeros where there is none.
    `weights`: of eight `bits` [inputs / 2, SHARE, 2]; of four [inputs / 8, SHARE, 2] words, whose
-   codes are two inputs apart, the first lowest. `scales`: of four bits bfloat16 [blocks, 2, SHARE],
-   scales and values of the code 8; of eight float32 [blocks, SHARE] or, if not `blocked`, [SHARE].
+   codes are two inputs apart, the first lowest. `scales`: of four bits [blocks, 2, SHARE], bfloat16
+   scales and values of the code 8 or, if `blocked` is 2, float16 ones and values of the code 0; of
+   eight float32 [blocks, SHARE] or, if not `blocked`, [SHARE].
    `inputs`: a multiple of BLOCK. Returns 0; 1 if memory is short. */
 int multiply(int bits, int blocked, const void *weights, const void *scales, long outputs, long inputs,
              const void *rows, long count, int half, void *found, long apart, int threads) {
@@ -167,7 +171,8 @@ int multiply(int bits, int blocked, const void *weights, const void *scales, lon
 #define BY(BITS, BLOCKED, COUNT) \
     tile(BITS, BLOCKED, COUNT, from, own, many, inputs, part, half, to, apart)
 #define PRODUCTS(COUNT)                      \
-    if (bits == 4) BY(4, 1, COUNT);          \
+    if (bits == 4 && blocked == 2) BY(4, 2, COUNT); \
+    else if (bits == 4) BY(4, 1, COUNT);     \
     else if (blocked) BY(8, 1, COUNT);       \
     else BY(8, 0, COUNT)
             switch (count - first) {

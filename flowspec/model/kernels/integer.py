@@ -18,7 +18,7 @@ from flowspec.model.kernels.compiled import ROWS, compiled
 from flowspec.model.weights.quantise import Weight, unpacked
 
 _ARGUMENTS = (
-    *(c_int, c_int, c_void_p, c_void_p),  # bits, whether 32 of eight share a scale, weights, scales
+    *(c_int, c_int, c_void_p, c_void_p),  # bits, how they share scales, weights, scales
     *(c_long, c_long),  # outputs, inputs
     *(c_void_p, c_long, c_int),  # rows, count, half
     *(c_void_p, c_long, c_int),  # found, numbers from one of its rows to the next, threads
@@ -69,7 +69,7 @@ class Integer:
         codes = _interleaved(weight.codes, self._bits)
         scales = _side_by_side(weight.scales, 2 if self._bits == 4 else 1)
         outputs, inputs = weight.shape
-        kind = self._bits, weight.precision.block > 0
+        kind = self._bits, (weight.precision.block > 0) + weight.from_zero
         matrix = PackedMatrix(codes.data_ptr(), scales.data_ptr(), *kind, outputs, inputs)
 
         def multiply(given: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,8 @@ quantised in slices and a whole matrix never exists in more than its stored and 
     int8-block  the same with one scale for 32 codes, the scheme of ggml's Q8_0
     int4        two codes a byte [outputs, inputs / 2], first in the high bits; for 32 codes one
                 bfloat16 scale and, behind all of a row's scales, the bfloat16 middle of their
-                range; value = (code - 8) x scale + middle, the scheme of ggml's Q4_1
+                range; value = (code - 8) x scale + middle. Of a GGUF file both are float16, and in
+                the middles' place are the values of the code 0, as ggml's Q4_1 has them
     nf4, fp4    two codes a byte, one bfloat16 maximum for 64 codes; value = table[code] x maximum
                 (bitsandbytes; arXiv 2305.14314, section 3; its CPU kernels round the maxima too)
     nf4-double, fp4-double
@@ -71,11 +72,16 @@ class Weight:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     @property
+    def from_zero(self) -> bool:
+        """Whether the scales of int4 come with values of the code 0, not with middles."""
+        return self.scales is not None and self.scales.dtype == torch.float16
+
+    @property
     def scales_and_middles(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of int4: both ``[outputs, blocks]``."""
+        """Of int4: both float32 ``[outputs, blocks]``."""
         assert self.scales is not None
-        scales, middles = self.scales.chunk(2, dim=-1)
-        return scales, middles
+        scales, middles = self.scales.float().chunk(2, dim=-1)
+        return scales, middles + 8 * scales if self.from_zero else middles
 
     @property
     def maxima(self) -> torch.Tensor:
@@ -145,8 +151,8 @@ def dequantise(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
         return blocks.view(weight.shape).to(dtype)
     codes = unpacked(weight.codes).view(weight.shape[0], -1, kind.block)
     if kind.name == "int4":
-        scales, middles = (part.float().unsqueeze(-1) for part in weight.scales_and_middles)
-        blocks = (codes.float() - 8) * scales + middles
+        scales, others = weight.scales.float().unsqueeze(-1).chunk(2, dim=1)
+        blocks = codes.float().sub_(0 if weight.from_zero else 8) * scales + others
     else:
         blocks = torch.tensor(TABLES[kind.table])[codes.int()] * weight.maxima.float().unsqueeze(-1)
     return blocks.view(weight.shape).to(dtype)

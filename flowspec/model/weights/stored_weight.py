@@ -6,11 +6,14 @@ A shard in a quantised precision has ``NAME.codes``, ``NAME.scales`` and, double
 
 from __future__ import annotations
 
+import torch
+
 from flowspec.errors import ModelError
+from flowspec.model.weights import gguf
 from flowspec.model.weights.directory import ModelDirectory
-from flowspec.model.weights.precision import PRECISIONS
-from flowspec.model.weights.quantise import Weight, quantise
-from flowspec.model.weights.tensors import read_codes, read_rows
+from flowspec.model.weights.precision import KEPT, PRECISIONS
+from flowspec.model.weights.quantise import Weight, code_layout, quantise
+from flowspec.model.weights.tensors import read_blocks, read_codes, read_rows
 
 CODES = ".codes"
 SCALES = ".scales"
@@ -41,12 +44,23 @@ class StoredWeight:
         outputs, width = self._entry.shape
         return outputs, width * 8 // self._kind.bits
 
+    def layout(self, precision: str) -> list[tuple[torch.dtype, tuple[int, int]]]:
+        """Types and shapes of the tensors of the matrix in ``precision``, as ``read`` gives it."""
+        outputs, inputs = self.shape
+        types, shapes = code_layout((outputs, inputs), precision)
+        if self._keeps(precision):
+            types[1] = torch.float16
+        return [*zip(types, shapes, strict=True)]
+
     def read(self, rows: range, precision: str) -> Weight:
         """``rows`` of the matrix in ``precision``; errors as ``quantise``'s and ``read_rows``'s.
 
         ModelError if it is stored in another quantised precision.
         """
         shape = (len(rows), self.shape[1])
+        if self._keeps(precision):
+            found = read_blocks(self._name, self._entry, rows)
+            return Weight(PRECISIONS[precision], shape, *found)
         if self._kind is None:
             return quantise(read_rows(self._name, self._entry, rows), shape, precision)
         if self._kind.name != precision:
@@ -57,3 +71,8 @@ class StoredWeight:
         stored = [self._name + suffix for suffix in SUFFIXES[: 3 if self._kind.double else 2]]
         codes = [read_codes(name, self._directory.tensor(name), rows) for name in stored]
         return Weight(self._kind, shape, *codes)
+
+    def _keeps(self, precision: str) -> bool:
+        """Whether it is read in the codes of a GGUF file, all of whose layers have such."""
+        kept = precision == self._directory.config.get(KEPT) == "int4"
+        return kept and gguf.has_codes(self._entry)

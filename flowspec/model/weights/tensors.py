@@ -22,7 +22,8 @@ _DTYPES = {
     "BF16": torch.bfloat16,
 }
 #: Types of quantised weights in a shard.
-_CODES = {"U8": torch.uint8, "I8": torch.int8, "BF16": torch.bfloat16, "F32": torch.float32}
+_CODES = {"U8": torch.uint8, "I8": torch.int8, "F32": torch.float32}
+_CODES |= {"BF16": torch.bfloat16, "F16": torch.float16}
 _INTEGERS = {"I64": torch.int64, "I32": torch.int32}
 #: Bytes converted at a time.
 _BUFFER = 8 << 20
@@ -89,6 +90,20 @@ def _unpacked(name: str, entry: TensorEntry, rows: range) -> Iterator[torch.Tens
         part = part.view(-1, entry.shape[-1])
         _check_finite(part, name)
         yield part
+
+
+def read_blocks(name: str, entry: TensorEntry, rows: range) -> list[torch.Tensor]:
+    """``rows`` of a matrix of a GGUF file in four bits: codes and scales; errors as above."""
+    inputs = entry.shape[1]
+    codes = torch.empty((len(rows), inputs // 2), dtype=torch.uint8)
+    scales = torch.empty((len(rows), inputs // 16), dtype=torch.float16)
+    step = max(1, _SLICE // inputs)
+    for at in range(0, len(rows), step):
+        found = gguf.read_codes(entry, rows[at : at + step])
+        for tensor, part in zip((codes, scales), found, strict=True):
+            tensor[at : at + step] = torch.from_numpy(part)
+    _check_finite(scales, name)
+    return [codes, scales]
 
 
 def read_codes(name: str, entry: TensorEntry, rows: range) -> torch.Tensor:

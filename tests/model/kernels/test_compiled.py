@@ -21,7 +21,7 @@ from flowspec.model.weights.quantise import quantise
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A new process of a user whose cache is empty."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(module, "cpu_flags", lambda: frozenset({"avx2", "fma"}))
+    monkeypatch.setattr(module, "cpu_flags", lambda: frozenset({"avx2", "fma", "f16c"}))
     compiled.cache_clear()
     yield tmp_path / "cache"
     compiled.cache_clear()
@@ -120,4 +120,4 @@ def test_faster_instructions_change_no_bit(monkeypatch: pytest.MonkeyPatch, cach
 
 def test_a_processor_without_the_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "cpu_flags", lambda: frozenset({"sse2"}))
-    assert Integer(4).missing() == "this is no x86 CPU with AVX2 and FMA instructions"
+    assert Integer(4).missing() == "this is no x86 CPU with AVX2, FMA and F16C instructions"
