@@ -17,7 +17,7 @@ from flowspec.model.weights.precision import PRECISIONS, Precision
 from flowspec.model.weights.shapes import LayerShapes, ModelShapes
 
 #: Precision of the LM head of a quantised model.
-HEAD = "int8"
+HEAD = "int8-block"
 #: A worker process before it has loaded anything: interpreter, libraries, buffers
 #: (ops/bench/results/memory.md: 343 MiB).
 BARE_BYTES = 384 << 20

@@ -45,7 +45,7 @@ def test_rows_have_16_bits_where_the_stage_computes_in_them() -> None:
     assert Placing("float32").rows == torch.float32
     assert Placing("float16").rows == torch.float32
     assert {Placing(name).rows for name in ("bfloat16", "int8", "nf4", "int4")} == {torch.bfloat16}
-    assert Placing("nf4").head == "int8"
+    assert Placing("nf4").head == "int8-block"
     assert Placing("bfloat16").head == "bfloat16"
 
 

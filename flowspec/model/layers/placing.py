@@ -15,8 +15,9 @@ from flowspec.model.weights.precision import AUTO, PRECISIONS, check_device, che
 
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
-#: The LM head keeps eight bits where the layers have four: its errors would go into the text.
-_HEAD_OF_QUANTISED = "int8"
+#: The LM head keeps eight bits where the layers have four: its errors would go into the text. The
+#: first that is served; blocks hold the values of a GGUF file in Q8_0.
+_HEADS_OF_QUANTISED = ("int8-block", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,9 @@ class Placing:
         """The precision of the LM head."""
         if not PRECISIONS[self.precision].quantised:
             return self.precision
-        return _HEAD_OF_QUANTISED if self.device.type == "cpu" else "bfloat16"
+        if self.device.type != "cpu":
+            return "bfloat16"
+        return next(name for name in _HEADS_OF_QUANTISED if served(name, "cpu"))
 
     @property
     def head_rows(self) -> torch.dtype:
