@@ -94,7 +94,8 @@ def test_what_a_heads_precision_costs_is_by_text_and_of_all(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5, "float32 has no other head"
     name, head, one, every = lines[4].strip("| ").split(" | ")
-    assert (name, head, one) == (FOUR_BITS, "int8", every), "there is one text"
+    wanted = (FOUR_BITS, Placing(FOUR_BITS).head, every)
+    assert (name, head, one) == wanted, "there is one text"
     assert 0 < abs(float(one.removesuffix("%"))) < 2
 
 
