@@ -95,14 +95,14 @@ class Library:
                 else:
                     module.weight.data.copy_(rounded)
             elif is_experts(module):
-                for name in WEIGHTS:
-                    for expert in getattr(module, name).data:
+                for kind in WEIGHTS:
+                    for expert in getattr(module, kind).data:
                         matrix = expert.t() if module.is_transposed else expert
                         matrix.copy_(_rounded(matrix, placing.precision))
 
     def _as_stages_have(self, name: str, matrix: torch.Tensor, precision: str) -> torch.Tensor:
         """The values of ``matrix``, which is ``name`` if there is one, in ``precision``."""
-        if name not in self._directory.weight_files:
+        if not self._directory.of_gguf or name not in self._directory.weight_files:
             return _rounded(matrix, precision)
         stored = StoredWeight(self._directory, name)
         held = PRECISIONS[precision].for_matrix(stored.shape).name

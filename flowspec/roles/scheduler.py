@@ -208,7 +208,7 @@ class Scheduler:
         while not self._admitted.empty():
             self._placed.add(self._admitted.get())
         placed = {*self._control.queued(), *running}
-        for job in sorted(self._placed - placed):
+        for job in sorted(self._placed - placed, key=lambda job: (len(job), job)):  # oldest first
             code = self._control.place(job)
             if code is Code.OK:
                 self._log.warning("job placed again", job=job)

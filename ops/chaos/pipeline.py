@@ -212,7 +212,9 @@ class Pipeline:
         return found
 
     def down(self) -> None:
-        self._flowspec("down")
-        if self._spare is not None:
-            self._spare.terminate()
-            self._spare.wait(ENDS_SECONDS)
+        try:
+            self._flowspec("down")
+        finally:
+            if self._spare is not None:
+                self._spare.terminate()
+                self._spare.wait(ENDS_SECONDS)

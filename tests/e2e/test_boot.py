@@ -47,7 +47,6 @@ def test_a_worker_without_a_pipeline_waits_a_bounded_time_and_says_so(
     assert capsys.readouterr().err == said
 
 
-@pytest.mark.live
 @pytest.mark.parametrize("role", ["verify", "draft", "scheduler"])
 def test_a_place_that_a_worker_cannot_read_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], role: str
@@ -62,6 +61,7 @@ def test_a_place_that_a_worker_cannot_read_is_one_line(
     assert line.startswith(f"flowspec {role}: {tmp_path / 'config.json'} cannot be used: Is a dir")
 
 
+@pytest.mark.live
 def test_a_lease_is_renewed_over_a_connection_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A renewal must not wait for the worker's own calls."""
     claims: list[tuple[RedisControl, str]] = []

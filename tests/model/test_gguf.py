@@ -29,7 +29,7 @@ from flowspec.model.weights.convert import write_folder
 from flowspec.model.weights.directory import ModelDirectory, default_pair, open_directory
 from flowspec.model.weights.gguf import INDEX
 from flowspec.model.weights.manifest import AS_STORED
-from flowspec.model.weights.precision import declared
+from flowspec.model.weights.precision import KEPT, declared
 from flowspec.model.weights.quantise import dequantise
 from flowspec.model.weights.same_tokenizer import difference, load_tokenizer
 from flowspec.model.weights.stored_weight import StoredWeight
@@ -211,6 +211,22 @@ def test_a_shard_has_the_codes_of_its_file(tmp_path: Path) -> None:
     weight = StoredWeight(shard, name).read(range(5, 60), "int4")
     exact = values_of(directory, name)[5:60]
     assert torch.equal(dequantise(weight, torch.float32), exact)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int4"])
+def test_a_shard_without_its_files_codes_is_refused_in_int4(tmp_path: Path, dtype: str) -> None:
+    """Its values would be others than those of a stage that reads the file."""
+    file = tmp_path / "model.gguf"
+    write(file, kind="Q4_1")
+    directory = open_directory(str(file))
+    if dtype == "int4":  # as they were cut when scales were rounded
+        directory.config.pop(KEPT)
+    write_shards(directory, ShardPlan((range(1), range(1, 2)), dtype), tmp_path / "parts")
+    shard = open_directory(str(tmp_path / "parts/stage-1"))
+    assert shard.config[KEPT] == "int4"
+    stored = StoredWeight(shard, "model.layers.0.self_attn.k_proj.weight")
+    with pytest.raises(ModelError, match="cut it again with --dtype int4"):
+        stored.read(range(64), "int4")
 
 
 def test_blocks_in_eight_bits_are_kept(tmp_path: Path) -> None:

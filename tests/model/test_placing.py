@@ -45,8 +45,15 @@ def test_rows_have_16_bits_where_the_stage_computes_in_them() -> None:
     assert Placing("float32").rows == torch.float32
     assert Placing("float16").rows == torch.float32
     assert {Placing(name).rows for name in ("bfloat16", "int8", "nf4", "int4")} == {torch.bfloat16}
-    assert Placing("nf4").head == "int8-block"
     assert Placing("bfloat16").head == "bfloat16"
+
+
+@pytest.mark.parametrize(("compiles", "head"), [(True, "int8-block"), (False, "int8")])
+def test_the_lm_head_of_a_quantised_model_has_eight_bits(
+    monkeypatch: pytest.MonkeyPatch, compiles: bool, head: str
+) -> None:
+    monkeypatch.setattr(module, "served", lambda *_: compiles)
+    assert Placing("nf4").head == Placing("int8").head == head
 
 
 @pytest.mark.parametrize("name", ["cuda:7", "mps"])

@@ -88,7 +88,8 @@ def load_linear(
     kernel = kernel_for(kernels_for(held, device.type), shape)
     packed = pack(lambda part: weight.read(part, held), shape, kernel, rows, device)
     linear = KernelLinear(shape, packed, kernel.name, None)
-    checked = (kernel.name, held, shape, rows, device)
+    from_zero = weight.read(range(1), held).from_zero
+    checked = (kernel.name, held, from_zero, shape, rows, device)
     if checked not in _CHECKED:
         few = min(shape[0], MOST)
         parts = [range(few), range(shape[0] - few, shape[0])]

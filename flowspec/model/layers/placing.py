@@ -15,9 +15,9 @@ from flowspec.model.weights.precision import AUTO, PRECISIONS, check_device, che
 
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
-#: The LM head keeps eight bits where the layers have four: its errors would go into the text. The
-#: first that is served; blocks hold the values of a GGUF file in Q8_0.
-_HEADS_OF_QUANTISED = ("int8-block", "int8")
+#: The LM head keeps eight bits where the layers have four: its errors would go into the text. In
+#: blocks, if they are served, it holds the values of a GGUF file in Q8_0.
+_HEAD_OF_QUANTISED, _OTHERWISE = "int8-block", "int8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Placing:
             return self.precision
         if self.device.type != "cpu":
             return "bfloat16"
-        return next(name for name in _HEADS_OF_QUANTISED if served(name, "cpu"))
+        return _HEAD_OF_QUANTISED if served(_HEAD_OF_QUANTISED, "cpu") else _OTHERWISE
 
     @property
     def head_rows(self) -> torch.dtype:

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flowspec.errors import ModelError
+from flowspec.errors import ModelError, unusable
 from flowspec.model.weights import formats, gguf
 from flowspec.model.weights.manifest import Manifest, read_manifest
 from flowspec.model.weights.tensor_files import TensorEntry, read_header
@@ -509,6 +509,8 @@ def flattened(config: Mapping[str, Any]) -> dict[str, Any]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(unusable(error)) from None
     except ValueError as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(value, dict):

@@ -58,6 +58,7 @@ class StoredWeight:
         ModelError if it is stored in another quantised precision.
         """
         shape = (len(rows), self.shape[1])
+        self._check_codes(precision)
         if self._keeps(precision):
             found = read_blocks(self._name, self._entry, rows)
             return Weight(PRECISIONS[precision], shape, *found)
@@ -71,6 +72,18 @@ class StoredWeight:
         stored = [self._name + suffix for suffix in SUFFIXES[: 3 if self._kind.double else 2]]
         codes = [read_codes(name, self._directory.tensor(name), rows) for name in stored]
         return Weight(self._kind, shape, *codes)
+
+    def _check_codes(self, precision: str) -> None:
+        """ModelError for a shard without the codes of its GGUF file: other stages may have them."""
+        directory = self._directory
+        if directory.shard is None or not precision == directory.config.get(KEPT) == "int4":
+            return
+        scales = directory.weight_files.get(self._name + SCALES)
+        if scales is None or directory.tensor(self._name + SCALES).dtype != "F16":
+            raise ModelError(
+                f"{directory.path} has {self._name} without the codes of its GGUF file: cut it "
+                "again with --dtype int4"
+            )
 
     def _keeps(self, precision: str) -> bool:
         """Whether it is read in the codes of a GGUF file, all of whose layers have such."""
