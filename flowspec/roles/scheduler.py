@@ -160,10 +160,11 @@ class Scheduler:
         self._keep_record()
         claims = self._control.claims()
         running = self._control.running()
-        self._keep_places(running)
         self._take_back(claims, running)
         self._end_unfollowed()
-        self._look_at_queue()
+        queued = self._control.queued()
+        self._keep_places({*queued, *running})
+        self._look_at_queue(queued)
         missing = self._missing(claims)
         if missing:
             self._end_waiting([role for role in missing if not self._is_loading(claims, role)])
@@ -200,14 +201,13 @@ class Scheduler:
         if self._control.set_pipeline(self._record, self._generation) is Code.OK:
             self._log.warning("record written again")
 
-    def _keep_places(self, running: Sequence[str]) -> None:
-        """Put the jobs back that are neither waiting nor running any more, but have not ended.
+    def _keep_places(self, placed: set[str]) -> None:
+        """Put the jobs back that are not among ``placed`` any more, but have not ended.
 
         The queue, or the set of running jobs, was deleted meanwhile.
         """
         while not self._admitted.empty():
             self._placed.add(self._admitted.get())
-        placed = {*self._control.queued(), *running}
         for job in sorted(self._placed - placed, key=lambda job: (len(job), job)):  # oldest first
             code = self._control.place(job)
             if code is Code.OK:
@@ -216,10 +216,10 @@ class Scheduler:
                 placed.add(job)
         self._placed = placed
 
-    def _look_at_queue(self) -> None:
+    def _look_at_queue(self, queued: Sequence[str]) -> None:
         """Learn which jobs wait; end those that have not begun in time."""
         now = self._clock.now
-        self._queue.look(self._control.queued(), now)
+        self._queue.look(queued, now)
         for job in self._queue.overdue(now):
             self._queue.drop(job)
             self._revoke(job, NOT_BEGUN, LATE)

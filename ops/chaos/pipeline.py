@@ -73,7 +73,9 @@ class Pipeline:
     def __init__(
         self, place: Path, target: Path, draft: str, *, persist: bool, spare: int = 0
     ) -> None:
-        self.place, self.target, self.persist = place, target, persist
+        self.place = place
+        self.target = target
+        self.persist = persist
         self.environment = {
             **os.environ,
             "XDG_STATE_HOME": str(place / "state"),

@@ -18,6 +18,8 @@ from tests.commands import run
 
 Clusters = Callable[[int], Cluster]
 Run = Callable[..., subprocess.CompletedProcess[str]]
+#: That of `make demo`, which fetches it.
+MODEL = Path(__file__).parents[2] / ".venv" / "SmolLM2-135M-Instruct.gguf"
 #: Of a pipeline with two stages: scheduler, draft worker with the process beside it, and stages.
 PROCESSES = 5
 #: ``record_property``: ``note("equality", text)`` is shown behind the tests.

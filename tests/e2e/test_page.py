@@ -20,6 +20,7 @@ from flowspec.gateway.keys import ApiKeys
 from flowspec.gateway.settings import Settings
 from flowspec.model.weights.directory import default_pair
 from flowspec.transport.connections.server import PrivateBroker
+from tests.e2e.conftest import MODEL
 from tests.gateway.conftest import gateway_at
 from tests.served import toy_pipeline
 
@@ -36,7 +37,6 @@ CHROMIUM = next(
 )
 SECONDS = 30_000.0  # in ms, as playwright counts
 QUESTION = "What is the capital of France, and what is it known for?"
-MODEL = Path(__file__).parents[2] / ".venv" / "SmolLM2-135M-Instruct.gguf"
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here"),

@@ -20,11 +20,10 @@ from flowspec.model.reference import Reference
 from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import open_directory
 from flowspec.transport.connections.server import PrivateBroker
-from tests.e2e.conftest import Clusters, surroundings
+from tests.e2e.conftest import MODEL, Clusters, surroundings
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text()
-MODEL = ROOT / ".venv" / "SmolLM2-135M-Instruct.gguf"
 
 
 def block(language: str) -> str:

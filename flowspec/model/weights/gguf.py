@@ -448,11 +448,11 @@ def read_rows(entry: TensorEntry, rows: range) -> Floats:
 
 
 def has_codes(entry: TensorEntry) -> bool:
-    """Whether ``read_codes`` reads it."""
+    """Whether ``read_blocks`` reads it."""
     return entry.dtype in _CODES_OF["int4"] and len(entry.shape) == 2
 
 
-def read_codes(entry: TensorEntry, rows: range) -> tuple[Bytes, Halves]:
+def read_blocks(entry: TensorEntry, rows: range) -> tuple[Bytes, Halves]:
     """``rows`` of a matrix in blocks of four bits as ``Weight`` has them, from zero.
 
     Exactly those of the file, but the scales and minima of Q4_K, which are products.

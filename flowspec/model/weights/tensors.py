@@ -99,7 +99,7 @@ def read_blocks(name: str, entry: TensorEntry, rows: range) -> list[torch.Tensor
     scales = torch.empty((len(rows), inputs // 16), dtype=torch.float16)
     step = max(1, _SLICE // inputs)
     for at in range(0, len(rows), step):
-        found = gguf.read_codes(entry, rows[at : at + step])
+        found = gguf.read_blocks(entry, rows[at : at + step])
         for tensor, part in zip((codes, scales), found, strict=True):
             tensor[at : at + step] = torch.from_numpy(part)
     _check_finite(scales, name)
