@@ -26,7 +26,7 @@ _SHARED = "numbers.h"
 _NEEDED = {"avx2": "-mavx2", "fma": "-mfma", "f16c": "-mf16c"}
 #: Where these are too, sums of integers take fewer instructions. They are exact, and floating-point
 #: numbers are computed in the order of the source, so all machines compute the same.
-_FASTER = {"avx512_vnni": "-mavx512vnni", "avx512vl": "-mavx512vl"}
+_FASTER = {"avx512_vnni": "-mavx512vnni", "avx512bw": "-mavx512bw", "avx512vl": "-mavx512vl"}
 _OPTIONS = (
     *("-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
     *("-fopenmp", "-shared", "-fPIC", "-Wl,-Bsymbolic"),

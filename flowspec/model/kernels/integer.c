@@ -6,19 +6,42 @@
    in float32 in one order, so a row has the same bits whatever shares its pass.
 
    A lane of a vector is an output, so weights are read from one end of a matrix to the other. They
-   are asked for ahead of their use: of a lone row's pass, memory's time is most. */
+   are asked for ahead of their use: of a lone row's pass, memory's time is most. A vector has the
+   outputs of one share or, where the CPU has vectors of 512 bits, of two; no sum differs by it. */
 
 #include "numbers.h"
 
 enum {
     BLOCK = 32,     /* inputs that share a scale */
     PAIR = 2,       /* inputs whose products with an output's weights are summed at once */
-    SHARE = 8,      /* outputs that share a vector */
+    SHARE = 8,      /* outputs whose weights lie side by side */
     TILE = 4,       /* rows that share what is read of the weights */
     LARGEST = 32767,
     AHEAD = 8192,   /* bytes from weights that are read to those that are asked for */
     WORTH = 1 << 16 /* products of numbers from which on threads save time */
 };
+
+#ifdef __AVX512VNNI__
+enum { LANES = 2 * SHARE };
+typedef __m512i Integers;
+typedef __m512 Numbers;
+#define OF(name) _mm512_##name
+#else
+enum { LANES = SHARE };
+typedef __m256i Integers;
+typedef __m256 Numbers;
+#define OF(name) _mm256_##name
+#endif
+
+/* A vector of what two shares have; of the first alone where it has no room for the second. */
+INLINE Integers joined(__m256i first, __m256i second) {
+#ifdef __AVX512VNNI__
+    return _mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
+#else
+    (void)second;
+    return first;
+#endif
+}
 
 /* TILE rows, or fewer, side by side; another tile's lie behind them. */
 typedef struct {
@@ -57,82 +80,99 @@ INLINE void quantise(const void *row, int half, long blocks, Rows tile, long r) 
     }
 }
 
-/* `sums`, of SHARE outputs, and the products of their weights for PAIR inputs with a row's codes. */
-INLINE __m256i plus_products(__m256i sums, __m256i weights, const int16_t *row) {
+/* `sums`, of LANES outputs, and the products of their weights for PAIR inputs with a row's codes. */
+INLINE Integers plus_products(Integers sums, Integers weights, const int16_t *row) {
     int32_t pair;
     memcpy(&pair, row, sizeof pair);
 #ifdef __AVX512VNNI__
-    return _mm256_dpwssd_epi32(sums, weights, _mm256_set1_epi32(pair));
+    return _mm512_dpwssd_epi32(sums, weights, _mm512_set1_epi32(pair));
 #else
     return _mm256_add_epi32(sums, _mm256_madd_epi16(weights, _mm256_set1_epi32(pair)));
 #endif
 }
 
-/* Add the products of SHARE outputs' weights of a block, of `bits` each, with `count` rows' codes of
-   that block. Sums of integers are the same in any order: there are two, which wait less. */
-INLINE void add(const int bits, const int count, const char *weights, const int16_t *rows,
-                __m256i sums[2][TILE]) {
-    const __m256i mask = _mm256_set1_epi16(15);
+/* Add the products of LANES outputs' weights of a block, of `bits` each, with `count` rows' codes of
+   that block. `next`: bytes from a share's weights to the next one's. Sums of integers are the same
+   in any order: there are two, which wait less. */
+INLINE void add(const int bits, const int count, const char *weights, long next,
+                const int16_t *rows, Integers sums[2][TILE]) {
+    const Integers mask = OF(set1_epi16)(15);
+    Integers words = mask;
     _Pragma("GCC unroll 16") for (int p = 0; p < BLOCK / PAIR; p++) {
-        __m256i own;
+        Integers own;
         if (bits == 8) {
-            own = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)weights + p));
+            const __m128i *pairs = (const __m128i *)weights + p;
+            const __m128i *others = (const __m128i *)(weights + next) + p;
+            own = joined(_mm256_cvtepi8_epi16(_mm_loadu_si128(pairs)),
+                         _mm256_cvtepi8_epi16(_mm_loadu_si128(others)));
         } else {
-            __m256i words = _mm256_loadu_si256((const __m256i *)weights + p / 4);
-            own = _mm256_and_si256(_mm256_srli_epi16(words, p % 4 * 4), mask);
+            const __m256i *fours = (const __m256i *)weights + p / 4;
+            const __m256i *others = (const __m256i *)(weights + next) + p / 4;
+            if (p % 4 == 0) words = joined(_mm256_loadu_si256(fours), _mm256_loadu_si256(others));
+            own = OF(srli_epi16)(words, p % 4 * 4) & mask;
         }
-        __m256i *into = sums[p % 2];
+        Integers *into = sums[p % 2];
         UNROLL for (int r = 0; r < count; r++)
             into[r] = plus_products(into[r], own, rows + r * BLOCK + p * PAIR);
     }
 }
 
-/* SHARE numbers of bfloat16 or, if `ieee`, float16. */
-INLINE __m256 numbers(const uint16_t *halves, const int ieee) {
-    __m128i words = _mm_loadu_si128((const __m128i *)halves);
-    if (ieee) return _mm256_cvtph_ps(words);
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16));
+/* SHARE numbers of float32. */
+INLINE __m256i singles(const float *numbers) { return _mm256_loadu_si256((const __m256i *)numbers); }
+
+/* SHARE numbers of bfloat16 or, if `ieee`, float16, as float32. */
+INLINE __m256i halves(const uint16_t *numbers, const int ieee) {
+    __m128i words = _mm_loadu_si128((const __m128i *)numbers);
+    if (ieee) return _mm256_castps_si256(_mm256_cvtph_ps(words));
+    return _mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16);
 }
 
-/* SHARE outputs, or the `many` that are left, of `count` rows. */
-INLINE void tile(const int bits, const int blocked, const int count, const char *weights,
-                 const float *scales, long many, long inputs, Rows rows, int half, char *found,
-                 long apart) {
+/* LANES outputs, or the `many` that are left, of `count` rows. `next`, `next_scales`: bytes of a
+   share's weights and numbers of its scales, or 0 where it is the last. */
+INLINE void tile(const int bits, const int blocked, const int count, const char *weights, long next,
+                 const float *scales, long next_scales, long many, long inputs, Rows rows, int half,
+                 char *found, long apart) {
     const long blocks = inputs / BLOCK, bytes = SHARE * BLOCK * bits / 8;
-    __m256 sums[TILE], lows[TILE];
-    UNROLL for (int r = 0; r < count; r++) sums[r] = lows[r] = _mm256_setzero_ps();
+    Numbers sums[TILE], lows[TILE];
+    UNROLL for (int r = 0; r < count; r++) sums[r] = lows[r] = OF(setzero_ps)();
     for (long b = 0; b < blocks; b++, weights += bytes) {
-        __m256i exact[2][TILE];
-        UNROLL for (int r = 0; r < count; r++) exact[0][r] = exact[1][r] = _mm256_setzero_si256();
-        for (long line = 0; line < bytes; line += ALIGNED)
-            _mm_prefetch(weights + AHEAD + line, _MM_HINT_T1);
-        add(bits, count, weights, rows.codes + b * TILE * BLOCK, exact);
-
+        Integers exact[2][TILE];
+        UNROLL for (int r = 0; r < count; r++) exact[0][r] = exact[1][r] = OF(set1_epi32)(0);
         const float *own_scales = scales + (blocked ? b * SHARE : 0);
-        __m256 step = _mm256_loadu_ps(own_scales), low = step;
-        if (blocked) _mm_prefetch((const char *)own_scales + AHEAD * 4 * SHARE / bytes, _MM_HINT_T1);
+        for (long s = 0; s < LANES / SHARE; s++) {
+            const char *ahead = (const char *)(own_scales + s * next_scales);
+            for (long line = 0; line < bytes; line += ALIGNED)
+                _mm_prefetch(weights + s * next + AHEAD + line, _MM_HINT_T1);
+            if (blocked) _mm_prefetch(ahead + AHEAD * 4 * SHARE / bytes, _MM_HINT_T1);
+        }
+        add(bits, count, weights, next, rows.codes + b * TILE * BLOCK, exact);
+
+        Numbers step = (Numbers)joined(singles(own_scales), singles(own_scales + next_scales));
+        Numbers low = step;
         if (bits == 4) {
             const uint16_t *pairs = (const uint16_t *)own_scales;
+            const uint16_t *others = (const uint16_t *)(own_scales + next_scales);
             const int from_zero = blocked == 2;
-            step = numbers(pairs, from_zero);
-            low = numbers(pairs + SHARE, from_zero);
-            if (!from_zero) low = _mm256_sub_ps(low, _mm256_mul_ps(step, _mm256_set1_ps(8)));
+            step = (Numbers)joined(halves(pairs, from_zero), halves(others, from_zero));
+            low = (Numbers)joined(halves(pairs + SHARE, from_zero), halves(others + SHARE, from_zero));
+            if (!from_zero) low = OF(sub_ps)(low, OF(mul_ps)(step, OF(set1_ps)(8)));
         }
         UNROLL for (int r = 0; r < count; r++) {
-            __m256i whole = _mm256_add_epi32(exact[0][r], exact[1][r]);
-            __m256 own = _mm256_broadcast_ss(rows.scales + b * TILE + r);
-            if (blocked) own = _mm256_mul_ps(step, own);
-            sums[r] = _mm256_fmadd_ps(own, _mm256_cvtepi32_ps(whole), sums[r]);
+            Integers whole = OF(add_epi32)(exact[0][r], exact[1][r]);
+            Numbers own = OF(set1_ps)(rows.scales[b * TILE + r]);
+            if (blocked) own = OF(mul_ps)(step, own);
+            sums[r] = OF(fmadd_ps)(own, OF(cvtepi32_ps)(whole), sums[r]);
             if (bits == 4)
-                lows[r] = _mm256_fmadd_ps(low, _mm256_broadcast_ss(rows.sums + b * TILE + r), lows[r]);
+                lows[r] = OF(fmadd_ps)(low, OF(set1_ps)(rows.sums[b * TILE + r]), lows[r]);
         }
     }
     UNROLL for (int r = 0; r < count; r++, found += apart * (half ? 2 : 4)) {
-        __m256 all = sums[r];
-        if (bits == 4) all = _mm256_add_ps(all, lows[r]);
-        if (!blocked) all = _mm256_mul_ps(all, _mm256_loadu_ps(scales));
-        float values[SHARE];
-        _mm256_storeu_ps(values, all);
+        Numbers all = sums[r];
+        if (bits == 4) all = OF(add_ps)(all, lows[r]);
+        if (!blocked)
+            all = OF(mul_ps)(all, (Numbers)joined(singles(scales), singles(scales + next_scales)));
+        float values[LANES];
+        OF(storeu_ps)(values, all);
         for (long o = 0; o < many; o++) put(found, half, o, values[o]);
     }
 }
@@ -149,7 +189,7 @@ INLINE void tile(const int bits, const int blocked, const int count, const char 
 int multiply(int bits, int blocked, const void *weights, const void *scales, long outputs, long inputs,
              const void *rows, long count, int half, void *found, long apart, int threads) {
     long blocks = inputs / BLOCK;
-    long share = blocked ? SHARE * blocks : SHARE; /* of scales, in float32s */
+    long share = inputs * SHARE * bits / 8, scales_share = blocked ? SHARE * blocks : SHARE;
     long tiles = (count + TILE - 1) / TILE;
     size_t scaled = tiles * TILE * blocks;
     Rows held = {aligned(scaled * BLOCK * sizeof(int16_t)), aligned(scaled * sizeof(float)),
@@ -161,15 +201,16 @@ int multiply(int bits, int blocked, const void *weights, const void *scales, lon
         else quantise((const float *)rows + r * inputs, 0, blocks, own, r % TILE);
     }
 #pragma omp parallel for num_threads(threads) if (!failed && outputs * inputs * count > WORTH)
-    for (long begin = 0; begin < (failed ? 0 : outputs); begin += SHARE) {
-        long many = outputs - begin < SHARE ? outputs - begin : SHARE;
-        const float *own = (const float *)scales + begin / SHARE * share;
+    for (long begin = 0; begin < (failed ? 0 : outputs); begin += LANES) {
+        long many = outputs - begin < LANES ? outputs - begin : LANES, others = many > SHARE;
+        const float *own = (const float *)scales + begin / SHARE * scales_share;
         for (long first = 0; first < count; first += TILE) {
             Rows part = tile_of(held, first / TILE, blocks);
-            const char *from = (const char *)weights + begin * inputs * bits / 8;
+            const char *from = (const char *)weights + begin / SHARE * share;
             char *to = (char *)found + (first * apart + begin) * (half ? 2 : 4);
 #define BY(BITS, BLOCKED, COUNT) \
-    tile(BITS, BLOCKED, COUNT, from, own, many, inputs, part, half, to, apart)
+    tile(BITS, BLOCKED, COUNT, from, others * share, own, others * scales_share, many, inputs, part, \
+         half, to, apart)
 #define PRODUCTS(COUNT)                      \
     if (bits == 4 && blocked == 2) BY(4, 2, COUNT); \
     else if (bits == 4) BY(4, 1, COUNT);     \

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,17 +101,22 @@ def test_faster_instructions_change_no_bit(monkeypatch: pytest.MonkeyPatch, cach
     if not cpu_flags() >= module._FASTER.keys() or Integer(4).missing():
         pytest.skip("this CPU or its compiler lacks them")
     source = torch.Generator().manual_seed(1)
-    matrix = torch.randn((77, 192), generator=source)
     rows = torch.randn((6, 192), generator=source)
+    weights = []
+    for outputs in (77, 69):  # an even and an odd number of shares of 8
+        matrix = torch.randn((outputs, 192), generator=source)
+        kinds = [quantise([matrix], matrix.shape, kind) for kind in ("int4", "int8", "int8-block")]
+        assert kinds[0].scales is not None
+        weights += [*kinds, replace(kinds[0], scales=kinds[0].scales.half())]
 
     def products() -> list[torch.Tensor]:
         compiled.cache_clear()
-        found = []
-        for precision in ("int4", "int8", "int8-block"):
-            weight = quantise([matrix], (77, 192), precision)
-            kernel = Integer(weight.precision.bits)
-            found.append(kernel.pack(weight, torch.float32, torch.device("cpu")).multiply(rows))
-        return found
+        return [
+            Integer(weight.precision.bits)
+            .pack(weight, torch.float32, torch.device("cpu"))
+            .multiply(rows)
+            for weight in weights
+        ]
 
     slow = products()
     monkeypatch.setattr(module, "cpu_flags", cpu_flags)
