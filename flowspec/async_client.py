@@ -34,6 +34,9 @@ from flowspec.transport.wire.keys import Keys
 #: the shortest lease, so that the first check notices a scheduler that has just died; on a busy
 #: machine, where leases are longer, a later one does.
 SILENCE_SECONDS = 8.0
+#: Checks in a row that find no scheduler before its client gives up: one that is started again, or
+#: whose broker is, has no lease for some seconds.
+UNSERVED_CHECKS = 2
 #: How long a stream waits for a broker that cannot be reached, seconds; then it reads on where it
 #: was. And the shortest time between two tries.
 RECONNECT_SECONDS = 60.0
@@ -127,14 +130,17 @@ class AsyncJob:
         reading = self.id
         feed = await self._control.outputs.follow(reading, self._output.cursor)
         silent_since = time.monotonic()
+        unserved = 0  # checks in a row that found no scheduler
         try:
             while not self.ended and (left := deadline - time.monotonic()) > 0:
                 entries = await feed.take(min(SILENCE_SECONDS, left))
                 self._answered_at = time.monotonic()
                 if entries:
                     silent_since = time.monotonic()
-                else:
-                    await self._check_silence(time.monotonic() - silent_since)
+                elif time.monotonic() - silent_since >= SILENCE_SECONDS:
+                    unserved = 0 if await self._is_served() else unserved + 1
+                    if unserved == UNSERVED_CHECKS:
+                        raise ClusterError(no_scheduler(self.id))
                 for entry in entries:
                     chunk = self._output.take(entry.cursor, entry.fields)
                     if chunk is not None:
@@ -144,14 +150,13 @@ class AsyncJob:
         finally:
             self._control.outputs.leave(feed)
 
-    async def _check_silence(self, seconds: float) -> None:
-        """Raise ClusterError or JobFailed if a job silent for ``seconds`` will not go on."""
-        if seconds < SILENCE_SECONDS:
-            return
+    async def _is_served(self) -> bool:
+        """Whether a scheduler serves the pipeline; JobFailed if one does that lacks the job."""
         if "scheduler" not in await self._control.claims():
-            raise ClusterError(no_scheduler(self.id))
+            return False
         if not await self._is_known():
             raise JobFailed(no_job(self.id), JOB_LOST)
+        return True
 
     async def _is_known(self) -> bool:
         """Whether the pipeline has the job, or it waits to be taken in."""

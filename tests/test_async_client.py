@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -25,7 +26,9 @@ from flowspec.errors import (
 )
 from flowspec.transport.connections.connection import OPTIONS
 from flowspec.transport.connections.server import PrivateBroker
+from flowspec.transport.control.async_control import AsyncRedisControl
 from flowspec.transport.control.redis_control import RedisControl
+from flowspec.transport.control.replies import Claims
 from flowspec.transport.wire.keys import Keys
 from tests.served import toy_pipeline
 from tests.toy_cluster import ToyCluster
@@ -404,6 +407,30 @@ def test_a_pipeline_without_scheduler_is_noticed(
             await job.result()
 
     with_client(server.url, use)
+
+
+def test_a_scheduler_that_is_started_again_meanwhile_is_waited_for(
+    server: PrivateBroker, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowspec.async_client.SILENCE_SECONDS", 0.3)
+    claims = AsyncRedisControl.claims
+    looks: list[Claims] = []
+
+    with contextlib.ExitStack() as stack:
+
+        async def look(control: AsyncRedisControl) -> Claims:
+            looks.append(await claims(control))
+            if len(looks) == 1:
+                stack.enter_context(toy_pipeline(server.url))
+            return looks[-1]
+
+        async def use(client: AsyncClient) -> None:
+            job = await client.submit("hello", max_new_tokens=20)
+            assert len((await job.result()).token_ids) == 20
+
+        monkeypatch.setattr(AsyncRedisControl, "claims", look)
+        with_client(server.url, use)
+    assert "scheduler" not in looks[0]
 
 
 def test_a_broker_that_stays_away_is_told_once_and_ends_every_wait(
