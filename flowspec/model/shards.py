@@ -18,6 +18,7 @@ import torch
 
 from flowspec.errors import ConfigError, ModelError
 from flowspec.model.layers.block import linear_names, tensor_prefixes
+from flowspec.model.layers.expert_matrices import own_matrix
 from flowspec.model.weights import gguf
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.manifest import AS_STORED, MANIFEST, Manifest, ShardFile, file_digest
@@ -89,10 +90,12 @@ def write_shards(
     if directory.shard is not None:
         raise ModelError(f"{directory.path} is a shard itself; give the folder of the whole model")
     quantised = plan.dtype != AS_STORED and PRECISIONS[plan.dtype].quantised
-    if quantised and any(".experts." in name for name in directory.weight_files):
+    if quantised and any(
+        ".experts." in name and not own_matrix(name) for name in directory.weight_files
+    ):
         raise ModelError(
-            f"{directory.path} is a mixture, whose experts are not written in {plan.dtype}; "
-            f"leave out --dtype, and start the workers with --dtype {plan.dtype}"
+            f"{directory.path} is a mixture with all experts in one tensor, which are not written "
+            f"in {plan.dtype}; leave out --dtype, and start the workers with --dtype {plan.dtype}"
         )
     if directory.of_gguf and plan.dtype == AS_STORED:
         raise ModelError(
@@ -146,14 +149,14 @@ class _Shard:
         self._stage = stage
         self._block = block
         self.folder = f"stage-{stage}" if block is not None else DRAFT_FOLDER
-        self._linears: frozenset[str] = frozenset()
         if block is not None:
             self._prefixes = tensor_prefixes(directory, block)
-            if plan.dtype != AS_STORED:
-                self._linears = frozenset(linear_names(directory, block))
         else:
             self._prefixes = ("model.embed_tokens.", "lm_head.") if plan.head else ()
         self._names = sorted(n for n in directory.weight_files if n.startswith(self._prefixes))
+        self._linears: frozenset[str] = frozenset()
+        if block is not None and plan.dtype != AS_STORED:
+            self._linears = frozenset([*linear_names(directory, block), *self._experts()])
         self._tensors = [tensor for name in self._names for tensor in self._layout(name)]
 
     @property
@@ -219,6 +222,12 @@ class _Shard:
                 strict=False,  # most matrices have no rows' scales
             )
         ]
+
+    def _experts(self) -> Iterator[str]:
+        """Matrices of experts; one that does not come out even is read beside another."""
+        for name in filter(own_matrix, self._names):
+            if self._held(self._directory.tensor(name)) == self._plan.dtype:
+                yield name
 
     def _held(self, entry: TensorEntry) -> str:
         """The precision that the matrix ``entry`` is written in."""

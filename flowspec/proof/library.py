@@ -17,7 +17,9 @@ import numpy.typing as npt
 import torch
 
 from flowspec.model.layers.architecture import library_model
+from flowspec.model.layers.expert_matrices import ExpertMatrices
 from flowspec.model.layers.experts import WEIGHTS, is_experts
+from flowspec.model.layers.linear import Matrix
 from flowspec.model.layers.placing import Placing
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.precision import PRECISIONS
@@ -95,18 +97,25 @@ class Library:
                 else:
                     module.weight.data.copy_(rounded)
             elif is_experts(module):
-                for kind in WEIGHTS:
-                    for expert in getattr(module, kind).data:
-                        matrix = expert.t() if module.is_transposed else expert
-                        matrix.copy_(_rounded(matrix, placing.precision))
+                for at, kind in enumerate(WEIGHTS):
+                    for expert, own in enumerate(getattr(module, kind).data):
+                        matrix = own.t() if module.is_transposed else own
+                        matrix.copy_(self._expert(name, at, expert, matrix))
 
     def _as_stages_have(self, name: str, matrix: torch.Tensor, precision: str) -> torch.Tensor:
         """The values of ``matrix``, which is ``name`` if there is one, in ``precision``."""
         if not self._directory.of_gguf or name not in self._directory.weight_files:
             return _rounded(matrix, precision)
-        stored = StoredWeight(self._directory, name)
-        held = PRECISIONS[precision].for_matrix(stored.shape).name
-        return dequantise(stored.read(range(stored.shape[0]), held), matrix.dtype)
+        return _read(StoredWeight(self._directory, name), matrix, precision)
+
+    def _expert(self, name: str, at: int, expert: int, matrix: torch.Tensor) -> torch.Tensor:
+        """The values of ``matrix``, of an expert in the module ``name``, as stages have them."""
+        precision = self._placing.precision
+        if not self._directory.of_gguf:
+            return _rounded(matrix, precision)
+        shape = (matrix.shape[0], matrix.shape[1])
+        experts = ExpertMatrices(self._directory, name, at, shape, transposed=False)
+        return _read(experts.of(expert), matrix, precision)
 
     @torch.inference_mode()
     def narrow(self) -> None:
@@ -120,6 +129,12 @@ class Library:
             self._model(input_ids=torch.tensor([list(tokens)])).logits[0].float().numpy()
         )
         return found
+
+
+def _read(stored: Matrix, matrix: torch.Tensor, precision: str) -> torch.Tensor:
+    """The values of ``stored`` in ``precision``, in the type of ``matrix``."""
+    held = PRECISIONS[precision].for_matrix(stored.shape).name
+    return dequantise(stored.read(range(stored.shape[0]), held), matrix.dtype)
 
 
 def _rounded(matrix: torch.Tensor, precision: str) -> torch.Tensor:

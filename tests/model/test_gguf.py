@@ -21,6 +21,7 @@ from flowspec.model.base import placed
 from flowspec.model.kernels import kernels_for
 from flowspec.model.layers.architecture import library_model
 from flowspec.model.layers.block import LayerBlock
+from flowspec.model.layers.expert_matrices import ExpertMatrices
 from flowspec.model.layers.linear import load_linear
 from flowspec.model.layers.placing import choose_precision, place
 from flowspec.model.shards import ShardPlan, write_shards
@@ -211,6 +212,27 @@ def test_a_shard_has_the_codes_of_its_file(tmp_path: Path) -> None:
     weight = StoredWeight(shard, name).read(range(5, 60), "int4")
     exact = values_of(directory, name)[5:60]
     assert torch.equal(dequantise(weight, torch.float32), exact)
+
+
+def test_experts_in_four_bits_are_kept_by_stages_and_shards(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write(file, "qwen3moe", "Q4_1")
+    directory = open_directory(str(file))
+    write_shards(directory, ShardPlan((range(1), range(1, 2)), "int4"), tmp_path / "parts")
+    shard = open_directory(str(tmp_path / "parts/stage-1"))
+    prefix = "model.layers.0.mlp.experts"
+    parts = [values_of(directory, f"{prefix}.2.{part}_proj.weight") for part in ("gate", "up")]
+    exact = torch.cat(parts)
+    for held in (directory, shard):
+        experts = ExpertMatrices(
+            held, prefix, 0, (exact.shape[0], exact.shape[1]), transposed=False
+        )
+        weight = experts.of(2).read(range(3, len(exact)), "int4")
+        assert torch.equal(dequantise(weight, torch.float32), exact[3:])
+    ids = (5, 6, 7)
+    part = Part(RUN, 0, (0, 1, 2), (-1, 0, 1), (0, 1, 2), ids, (0, 1, 2), 3)
+    blocks = [block_of(held, range(1), "int4") for held in (directory, shard)]
+    assert torch.equal(*(block.run(part, None, block.new_cache(3)) for block in blocks))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int4"])

@@ -245,8 +245,28 @@ def test_blocks_of_layers_are_read_and_checked() -> None:
         check_shard_dtype("int3")
 
 
-def test_experts_are_not_quantised_in_shards_and_it_says_so(family: Family, tmp_path: Path) -> None:
-    directory = family("mixtral")
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
+@pytest.mark.parametrize("dtype", ["int4", "int8"])
+def test_a_shard_of_a_mixture_has_quantised_experts(
+    family: Family, name: str, dtype: str, tmp_path: Path
+) -> None:
+    source = shutil.copytree(family(name).path, tmp_path / "source")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(default_pair()[0]) / file, source)
+    directory = open_directory(str(source))
+    blocks = layer_ranges(directory.layers, 2)
+    write_shards(directory, ShardPlan(blocks, dtype), tmp_path / "parts")
+    placing = Placing(dtype)
+    for stage, block in enumerate(blocks, start=1):
+        shard = open_directory(str(tmp_path / "parts" / f"stage-{stage}"))
+        assert not any(name.endswith("proj.weight") for name in shard.weight_files)
+        assert rows_of(shard, block, placing) == rows_of(directory, block, placing)
+
+
+def test_experts_in_one_tensor_are_not_quantised_in_shards_and_it_says_so(
+    family: Family, tmp_path: Path
+) -> None:
+    directory = family("gpt-oss")
     blocks = layer_ranges(directory.layers, 2)
     with pytest.raises(ModelError, match=r"is a mixture.*leave out --dtype.*--dtype nf4"):
         write_shards(directory, ShardPlan(blocks, "nf4"), tmp_path / "parts")

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from flowspec.errors import ModelError
+from flowspec.model.layers.expert_matrices import ExpertMatrices, check_shape
 from flowspec.model.layers.experts import WEIGHTS, Experts, is_experts, make_routers_exact
 from flowspec.model.layers.joined import Stack, grouped, parts_of
 from flowspec.model.layers.linear import KernelLinear, load_linear
 from flowspec.model.layers.placing import Placing
 from flowspec.model.weights.directory import ModelDirectory
-from flowspec.model.weights.quantise import Weight, quantise
 from flowspec.model.weights.stored_weight import StoredWeight
-from flowspec.model.weights.tensor_files import TensorEntry
-from flowspec.model.weights.tensors import read_bytes, read_rows, read_tensor
+from flowspec.model.weights.tensors import read_tensor
 
 #: Names of the block's LM head, and of its embedding in the checkpoint.
 HEAD = "head.causal.lm_head"
 _EMBEDDING = "model.embed_tokens.weight"
-#: Names of one expert's matrices in checkpoints that have a tensor for each: the parts of
-#: ``gate_up_proj`` one above the other, then ``down_proj``.
-_SEPARATE = (
-    (("gate_proj.weight", "up_proj.weight"), ("down_proj.weight",)),
-    (("w1.weight", "w3.weight"), ("w2.weight",)),
-)
 #: The library's name of a mixture in a layer, and the one in Mixtral's checkpoints.
 _RENAMED = (".mlp.", ".block_sparse_moe.")
 
@@ -95,7 +85,7 @@ class Loader:
     ) -> torch.Tensor:
         stored = self._stored_name(name)
         entry = self._directory.tensor(stored)
-        _check(stored, entry.shape, shape)
+        check_shape(stored, entry.shape, shape)
         value = read_tensor(stored, entry, dtype or self._placing.rows)
         return value.to(self._placing.device)
 
@@ -104,7 +94,7 @@ class Loader:
         stored = self._stored_name(f"{name}.weight")
         weight = StoredWeight(self._directory, stored)
         shape = (module.out_features, module.in_features)
-        _check(stored, weight.shape, shape)
+        check_shape(stored, weight.shape, shape)
         head = name == HEAD
         precision = placing.head if head else placing.precision
         rows = placing.head_rows if head else placing.rows
@@ -120,7 +110,7 @@ class Loader:
         for name, module in group.items():
             stored = self._stored_name(f"{name}.weight")
             weight = StoredWeight(self._directory, stored)
-            _check(stored, weight.shape, (module.out_features, module.in_features))
+            check_shape(stored, weight.shape, (module.out_features, module.in_features))
             weights.append(weight)
         whole = load_linear(Stack(weights), placing.precision, placing.rows, placing.device)
         biases = [
@@ -145,7 +135,7 @@ class Loader:
         for at, weights in enumerate(WEIGHTS):
             extents = getattr(module, weights).shape
             outputs, inputs = extents[:0:-1] if module.is_transposed else extents[1:]
-            stack = _Stack(
+            stack = ExpertMatrices(
                 self._directory,
                 self._stored_name(name),
                 at,
@@ -157,9 +147,9 @@ class Loader:
             )
         return Experts(module, *both)
 
-    def _expert(self, stack: _Stack, expert: int, biased: bool) -> KernelLinear:
+    def _expert(self, stack: ExpertMatrices, expert: int, biased: bool) -> KernelLinear:
         placing = self._placing
-        weight = _ExpertWeight(stack, expert)
+        weight = stack.of(expert)
         linear = load_linear(weight, placing.precision, placing.rows, placing.device)
         if biased:
             linear.bias = stack.bias(expert, placing.rows).to(placing.device)
@@ -180,107 +170,3 @@ class Loader:
 
 def _weights(linears: list[torch.nn.Linear]) -> int:
     return sum(linear.weight.numel() for linear in linears)
-
-
-class _ExpertWeight:
-    """One expert's matrix of a stack."""
-
-    def __init__(self, stack: _Stack, expert: int) -> None:
-        self._stack = stack
-        self._expert = expert
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._stack.shape
-
-    def read(self, rows: range, precision: str) -> Weight:
-        """``rows`` of the matrix in ``precision``; errors as ``quantise``'s and ``read_rows``'s."""
-        shape = (len(rows), self.shape[1])
-        return quantise(self._stack.rows(self._expert, rows), shape, precision)
-
-
-class _Stack:
-    """A matrix of every expert of a mixture, in any of the layouts of checkpoints.
-
-    ``prefix``: the stored name of the module of experts. ``at``: which of ``WEIGHTS`` is read, a
-    matrix of ``shape`` for each expert. ``transposed``: a tensor of all experts holds it with rows
-    and columns exchanged.
-    """
-
-    def __init__(
-        self,
-        directory: ModelDirectory,
-        prefix: str,
-        at: int,
-        shape: tuple[int, int],
-        *,
-        transposed: bool,
-    ) -> None:
-        self.shape = shape
-        self._directory = directory
-        self._prefix = prefix
-        self._at = at
-        self._name = f"{prefix}.{WEIGHTS[at]}"
-        self._transposed = transposed
-
-    def rows(self, expert: int, rows: range) -> Iterator[torch.Tensor]:
-        """``rows`` of the expert's matrix, in slices."""
-        if self._name in self._directory.weight_files:
-            return self._of_stack(expert, rows)
-        if f"{self._name}_blocks" in self._directory.weight_files:
-            return self._of_blocks(expert, rows)
-        return self._separate(expert, rows)
-
-    def bias(self, expert: int, dtype: torch.dtype) -> torch.Tensor:
-        """The expert's bias, which is in one tensor with all others."""
-        name = f"{self._name}_bias"
-        entry = _member(self._directory.tensor(name), expert)
-        _check(name, entry.shape, self.shape[:1])
-        return read_tensor(name, entry, dtype)
-
-    def _of_stack(self, expert: int, rows: range) -> Iterator[torch.Tensor]:
-        entry = _member(self._directory.tensor(self._name), expert)
-        _check(self._name, entry.shape, self.shape[::-1] if self._transposed else self.shape)
-        if not self._transposed:
-            return read_rows(self._name, entry, rows)
-        whole = torch.cat(list(read_rows(self._name, entry)))
-        return iter((whole.t()[rows.start : rows.stop],))
-
-    def _of_blocks(self, expert: int, rows: range) -> Iterator[torch.Tensor]:
-        """From mxfp4, as bfloat16, which holds its values exactly."""
-        parts = []
-        for part in ("blocks", "scales"):
-            name = f"{self._name}_{part}"
-            parts.append(read_bytes(name, _member(self._directory.tensor(name), expert))[None])
-        values = convert_moe_packed_tensors(*parts)[0].t()
-        _check(f"{self._name}_blocks", tuple(values.shape), self.shape)
-        return iter((values[rows.start : rows.stop],))
-
-    def _separate(self, expert: int, rows: range) -> Iterator[torch.Tensor]:
-        """From a tensor for each part of each expert's matrix, the parts one above the other."""
-        prefix = f"{self._prefix}.{expert}."
-        files = self._directory.weight_files
-        layouts = [layout[self._at] for layout in _SEPARATE]
-        parts = next((found for found in layouts if prefix + found[0] in files), layouts[0])
-        height = self.shape[0] // len(parts)
-        for at, part in enumerate(parts):
-            name = prefix + part
-            entry = self._directory.tensor(name)
-            _check(name, entry.shape, (height, self.shape[1]))
-            first = max(rows.start - at * height, 0)
-            end = min(rows.stop - at * height, height)
-            yield from read_rows(name, entry, range(first, max(first, end)))
-
-
-def _member(entry: TensorEntry, at: int) -> TensorEntry:
-    """Element ``at`` of a tensor along its first dimension."""
-    if not entry.shape or at >= entry.shape[0]:
-        return replace(entry, shape=())
-    size = (entry.end - entry.start) // entry.shape[0]
-    start = entry.start + at * size
-    return replace(entry, start=start, end=start + size, shape=entry.shape[1:])
-
-
-def _check(stored: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    if found != shape:
-        raise ModelError(f"{stored} has shape {found}; the config says {shape}")

@@ -1,0 +1,137 @@
+"""The matrices of a mixture's experts, in any of the layouts of checkpoints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from flowspec.errors import ModelError
+from flowspec.model.layers.experts import WEIGHTS
+from flowspec.model.layers.joined import Stack
+from flowspec.model.layers.linear import Matrix
+from flowspec.model.weights.directory import ModelDirectory
+from flowspec.model.weights.quantise import Weight, quantise
+from flowspec.model.weights.stored_weight import CODES, StoredWeight
+from flowspec.model.weights.tensor_files import TensorEntry
+from flowspec.model.weights.tensors import read_bytes, read_rows, read_tensor
+
+#: Names of one expert's matrices in checkpoints that have a tensor for each: the parts of
+#: ``gate_up_proj`` one above the other, then ``down_proj``.
+_SEPARATE = (
+    (("gate_proj.weight", "up_proj.weight"), ("down_proj.weight",)),
+    (("w1.weight", "w3.weight"), ("w2.weight",)),
+)
+_OWN = re.compile(r"\.experts\.\d+\.[^.]+\.weight$")
+
+
+def own_matrix(name: str) -> bool:
+    """Whether the tensor ``name`` is a matrix of one expert, and no other's."""
+    return _OWN.search(name) is not None
+
+
+class ExpertMatrices:
+    """A matrix of every expert of a mixture.
+
+    ``prefix``: the stored name of the module of experts. ``at``: which of ``WEIGHTS`` is read, a
+    matrix of ``shape`` for each expert. ``transposed``: a tensor of all experts holds it with rows
+    and columns exchanged.
+    """
+
+    def __init__(
+        self,
+        directory: ModelDirectory,
+        prefix: str,
+        at: int,
+        shape: tuple[int, int],
+        *,
+        transposed: bool,
+    ) -> None:
+        self.shape = shape
+        self._directory = directory
+        self._prefix = prefix
+        self._at = at
+        self._name = f"{prefix}.{WEIGHTS[at]}"
+        self._transposed = transposed
+
+    def of(self, expert: int) -> Matrix:
+        """The matrix of ``expert``; ModelError if it is missing or has another shape."""
+        files = self._directory.weight_files
+        if self._name in files or f"{self._name}_blocks" in files:
+            return _Member(self, expert)
+        prefix = f"{self._prefix}.{expert}."
+        layouts = [layout[self._at] for layout in _SEPARATE]
+        stored = (
+            parts
+            for parts in layouts
+            if any(prefix + parts[0] + suffix in files for suffix in ("", CODES))
+        )
+        parts = next(stored, layouts[0])
+        matrices = [StoredWeight(self._directory, prefix + part) for part in parts]
+        height = self.shape[0] // len(parts)
+        for part, matrix in zip(parts, matrices, strict=True):
+            check_shape(prefix + part, matrix.shape, (height, self.shape[1]))
+        return Stack(matrices)
+
+    def bias(self, expert: int, dtype: torch.dtype) -> torch.Tensor:
+        """The expert's bias, which is in one tensor with all others."""
+        name = f"{self._name}_bias"
+        entry = _member(self._directory.tensor(name), expert)
+        check_shape(name, entry.shape, self.shape[:1])
+        return read_tensor(name, entry, dtype)
+
+    def rows(self, expert: int, rows: range) -> Iterator[torch.Tensor]:
+        """``rows`` of the matrix of ``expert``, which is in one tensor with others', in slices."""
+        if self._name not in self._directory.weight_files:
+            return self._of_blocks(expert, rows)
+        entry = _member(self._directory.tensor(self._name), expert)
+        check_shape(self._name, entry.shape, self.shape[::-1] if self._transposed else self.shape)
+        if not self._transposed:
+            return read_rows(self._name, entry, rows)
+        whole = torch.cat(list(read_rows(self._name, entry)))
+        return iter((whole.t()[rows.start : rows.stop],))
+
+    def _of_blocks(self, expert: int, rows: range) -> Iterator[torch.Tensor]:
+        """From mxfp4, as bfloat16, which holds its values exactly."""
+        parts = []
+        for part in ("blocks", "scales"):
+            name = f"{self._name}_{part}"
+            parts.append(read_bytes(name, _member(self._directory.tensor(name), expert))[None])
+        values = convert_moe_packed_tensors(*parts)[0].t()
+        check_shape(f"{self._name}_blocks", tuple(values.shape), self.shape)
+        return iter((values[rows.start : rows.stop],))
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """The matrix of ``expert`` in a tensor of all."""
+
+    all: ExpertMatrices
+    expert: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.all.shape
+
+    def read(self, rows: range, precision: str) -> Weight:
+        """``rows`` of the matrix in ``precision``; errors as ``quantise``'s and ``read_rows``'s."""
+        shape = (len(rows), self.shape[1])
+        return quantise(self.all.rows(self.expert, rows), shape, precision)
+
+
+def _member(entry: TensorEntry, at: int) -> TensorEntry:
+    """Element ``at`` of a tensor along its first dimension."""
+    if not entry.shape or at >= entry.shape[0]:
+        return replace(entry, shape=())
+    size = (entry.end - entry.start) // entry.shape[0]
+    start = entry.start + at * size
+    return replace(entry, start=start, end=start + size, shape=entry.shape[1:])
+
+
+def check_shape(stored: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    """ModelError if the tensor ``stored`` has not the shape that the config says."""
+    if found != shape:
+        raise ModelError(f"{stored} has shape {found}; the config says {shape}")
