@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
@@ -26,6 +27,7 @@ from flowspec.errors import (
 )
 from flowspec.model.weights.directory import default_pair
 from flowspec.start.boot import stage_number
+from flowspec.transport.connections.connection import connect
 from flowspec.transport.connections.server import PrivateBroker
 from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.wire.keys import Keys
@@ -58,6 +60,16 @@ def test_a_stage_is_a_number(stage: str) -> None:
 def test_a_stage_that_is_no_number_is_refused_before_the_broker_is_asked() -> None:
     line = said(worker("workers.verify", "--stage=0", url="redis://localhost:1"))
     assert line == "flowspec verify: --stage is 0; expected the number of a stage, 1 or more"
+
+
+@pytest.mark.parametrize("words", [("workers.scheduler", "--stages=1"), ("flowspec", "status")])
+def test_a_broker_that_forbids_info_is_no_broker_out_of_reach(words: tuple[str, ...]) -> None:
+    with PrivateBroker() as broker:
+        with closing(connect(broker.url)) as admin:
+            admin.acl_setuser("default", enabled=True, commands=["-info"])
+        line = said(worker(*words, url=broker.url))
+    assert "no permissions to run the 'info' command" in line
+    assert "`flowspec acl` writes users" in line
 
 
 def test_a_stage_outside_the_pipeline_is_refused(clusters: Clusters) -> None:
