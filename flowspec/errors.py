@@ -32,6 +32,12 @@ from contextlib import contextmanager
 WORKER_PACKAGES = frozenset(
     {"gguf", "jinja2", "safetensors", "tokenizers", "torch", "transformers"}
 )
+#: The line for a process that gets no more memory, and what errors of libraries then say.
+NO_MEMORY = (
+    "there is too little memory, or a limit on it; take a smaller --dtype or --context, more "
+    "stages, or a machine with more"
+)
+_OF_MEMORY = ("t allocate memory", "annot allocate memory", "failed to map segment", "ut of memory")
 
 
 class FlowSpecError(Exception):
@@ -93,6 +99,11 @@ def unusable(error: OSError) -> str:
         return said
     where = os.fsdecode(error.filename)
     return f"{where} cannot be used: {said}; choose another place, or change its permissions"
+
+
+def is_of_memory(error: BaseException) -> bool:
+    """Whether ``error`` says that memory is short: every library has a way of its own."""
+    return isinstance(error, MemoryError) or any(text in str(error) for text in _OF_MEMORY)
 
 
 class ModelError(ConfigError):

@@ -8,10 +8,17 @@ from pathlib import Path
 
 from flowspec.core.run.fields import DEFAULT_STRATEGY
 from flowspec.gateway.keys import ApiKeys, read_keys
-from flowspec.gateway.server import address_of, check_installed, listen, serve
+from flowspec.gateway.server import (
+    DRAIN_SECONDS,
+    address_of,
+    check_installed,
+    is_local,
+    listen,
+    serve,
+)
 from flowspec.gateway.settings import MOST_CONNECTIONS, MOST_OPEN, Settings
 from flowspec.gateway.strategies import ClientStrategies, names_of
-from flowspec.start.boot import Process, parser, run
+from flowspec.start.boot import Process, note, parser, run
 
 
 def main() -> None:
@@ -35,7 +42,9 @@ def main() -> None:
     with listen(given.host, given.port) as listening:
         process.control().close()  # a broker that is not there is said before anything is served
         line = f"serving the pipeline at {address_of(listening)}/v1\n"
-        serve(settings, listening, lambda: process.stopped, lambda: say(line))
+        if not (is_local(listening) or settings.keys):
+            note("everyone who reaches this address may use it: give --api-key-file")
+        serve(settings, listening, lambda: process.stopped, lambda: say(line), DRAIN_SECONDS)
 
 
 def say(line: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from flowspec.core.run.limits import CONTIGUOUS, STORES, TREE_ROWS, in_blocks
 from flowspec.errors import ConfigError
+from flowspec.model.drafters.kinds import NGRAM
 from flowspec.model.drafters.sources import fingerprint, labels, open_models, recorded_taps
 from flowspec.model.weights.directory import ModelDirectory, default_pair, layer_ranges
 from flowspec.model.weights.precision import AUTO, by_stage, check_device, check_dtype
@@ -69,7 +70,10 @@ def main() -> None:
             scheduler.check_eviction()
         facts.begin(lambda: {BROKER_FULL: scheduler.full} if scheduler.full else {})
         process.state = "ready"
-        note(f"ready: a pipeline of {given.stages} stages of {given.target}")
+        note(
+            f"ready: a pipeline of {given.stages} stages of {given.target}, "
+            f"drafted by {given.draft}"
+        )
         scheduler.run(process.stop(lease))
 
     facts = Facts()
@@ -142,6 +146,9 @@ def _read_arguments() -> argparse.Namespace:
     if given.cluster is not None:
         _check_alone(arguments, given)
         _use_cluster(given)
+    if given.draft is None:
+        packaged, own = default_pair()
+        given.draft = own if given.target == packaged else NGRAM
     return given
 
 
@@ -151,9 +158,8 @@ def _add_models(arguments: argparse.ArgumentParser) -> None:
     )
     arguments.add_argument(
         "--draft",
-        default=default_pair()[1],
         help="the draft: a model or head, ngram, or several joined by +; drafts to choose from "
-        "are joined by :",
+        "are joined by : (default: the packaged target's own, of others ngram)",
     )
     arguments.add_argument(
         "--middle",
@@ -213,9 +219,8 @@ def _check_alone(arguments: argparse.ArgumentParser, given: argparse.Namespace) 
 def _use_cluster(given: argparse.Namespace) -> None:
     """Take what the cluster file says; a model's place on this machine may be given beside it."""
     cluster = read_cluster(given.cluster)
-    packaged = default_pair()
-    given.target = cluster.model if given.target == packaged[0] else given.target
-    given.draft = cluster.draft if given.draft == packaged[1] else given.draft
+    given.target = cluster.model if given.target == default_pair()[0] else given.target
+    given.draft = cluster.draft if given.draft is None else given.draft
     given.stages = len(cluster.stages)
     given.layers = ranges_text(cluster.layers)
     given.context = cluster.context

@@ -110,15 +110,21 @@ def main(load: Load = load_layers, given_arguments: Sequence[str] | None = None)
     waiting = {number: _Spare(number, Facts()) for number in numbers}
     for number, spare in waiting.items():
         spare.loaded = _load(load, given, record, number, spare.facts)
-    note(f"ready: a spare of {', '.join(f'stage {number}' for number in numbers)}")
+    note(f"ready: a spare of {_named(numbers)}")
     while (free := process.free_role(map(_role, numbers))) is not None:
         number = numbers[[*map(_role, numbers)].index(free)]
+        if others := [other for other in numbers if other != number]:
+            note(f"serves stage {number}, and is no spare of {_named(others)} meanwhile")
         try:
             _serve(process, record, number, given, load, waiting[number])
             return
         except ClaimError as error:
             note(f"{error}; waits again")
             process.state = SPARE
+
+
+def _named(stages: Sequence[int]) -> str:
+    return " and ".join(f"stage {stage}" for stage in stages)
 
 
 def _role(stage: int) -> str:
@@ -184,7 +190,7 @@ def _read_arguments(given: Sequence[str] | None) -> argparse.Namespace:
         "--stage",
         required=True,
         action="append",
-        help="which block of the target's layers to serve, from 1; a spare takes several",
+        help="which block of the target's layers to serve, from 1; of a spare repeatable",
     )
     arguments.add_argument(
         "--spare",

@@ -83,7 +83,14 @@ from flowspec.core.run.fields import DEFAULT_MAX_NEW_TOKENS, DEFAULT_STRATEGY
 from flowspec.core.run.limits import CONTIGUOUS
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
-from flowspec.errors import BrokerUnreachable, FlowSpecError, naming_what_is_missing, unusable
+from flowspec.errors import (
+    NO_MEMORY,
+    BrokerUnreachable,
+    FlowSpecError,
+    is_of_memory,
+    naming_what_is_missing,
+    unusable,
+)
 from flowspec.gateway.settings import MOST_CONNECTIONS, MOST_OPEN, Settings
 
 app = typer.Typer(
@@ -103,7 +110,7 @@ VerifiedTarget = Annotated[
 CHAT_TOKENS = 512
 _URL = "FLOWSPEC_REDIS_URL"
 _WHERE = f"start a pipeline with `flowspec up`, or name a running one by --redis-url or {_URL}"
-_STALE = f"{_URL} names it: unset that if this pipeline is gone"
+_STALE = f"{_URL} names it: start it again, or unset that if this pipeline is gone"
 
 
 def _print_version(*, wanted: bool) -> None:
@@ -657,8 +664,14 @@ def _main() -> None:
         sys.exit(1)
     except StdoutError:
         raise
-    except OSError as error:
-        sys.stderr.write(f"flowspec: {unusable(error)}\n")
-        sys.exit(1)
     except typer.Abort:
         sys.exit(130)
+    except Exception as error:
+        if is_of_memory(error):
+            said = NO_MEMORY
+        elif isinstance(error, OSError):
+            said = unusable(error)
+        else:
+            raise
+        sys.stderr.write(f"flowspec: {said}\n")
+        sys.exit(1)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from flowspec.cli import notes
 from flowspec.cli.bench import prompts_in
 from flowspec.cli.outputs import check_writable, write
 from flowspec.errors import ConfigError
@@ -106,6 +107,11 @@ def plan(request: PlanRequest) -> None:
         predictor = Predictor(prompts, drafts.source, request.acceptance)
         rows = target_rows(shapes, precision, cluster.link)
         best = best_by_boxes(found, rows, predictor, request.strategy, line.update)
+    if request.context is None and context < shapes.context:
+        notes.say(
+            f"a text takes at most {context} of the model's {shapes.context} tokens; --context N "
+            "plans for others"
+        )
     chosen = fastest(best, request.strategy)
     _show(request, cluster, best, chosen)
     _write(request, cluster, chosen.layout, precision, context)

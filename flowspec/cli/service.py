@@ -109,7 +109,10 @@ def down() -> None:
     """Stop the supervisor and wait until it is gone."""
     found = running()
     if found is None:
-        raise ClusterError("no pipeline is up; `flowspec up` starts one")
+        raise ClusterError(
+            "no pipeline of `flowspec up` is here, which starts one; workers that you started "
+            "yourself end on SIGTERM"
+        )
     os.kill(found.pid, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_SECONDS
     while found.alive:
@@ -146,7 +149,8 @@ def status(url: str | None, *, as_json: bool) -> None:
         return
     if not pipeline:
         raise ClusterError(
-            "no pipeline here: no scheduler has announced one; start it with `flowspec up`"
+            "no pipeline here: no scheduler has announced one; start it with `flowspec up`, or on "
+            "several machines with `python -m workers.scheduler`"
         )
     screen = console()
     most = workers.get("scheduler", {}).get("jobs")
@@ -177,9 +181,10 @@ def _workers(
 ) -> Table:
     """A row for each role, and for each spare.
 
-    Columns in which nobody has anything, or more than 0, are left out.
+    Columns in which nobody has anything, or more than 0, are left out, and versions if all are one.
     """
     columns: dict[str, list[object]] = {"worker": [*roles]}
+    differ = len({info.get("version") for info in workers.values()}) > 1
     for role in roles:
         info = workers.get(role, {})
         other = role != "scheduler" and info.get("setup") not in (None, setup)
@@ -188,6 +193,7 @@ def _workers(
             "state": "other setup" if other else info.get("state", absent),
             "host": info.get("host"),
             "process": info.get("pid"),
+            "version": info.get("version") if differ else None,
             "passes": info.get("passes"),
             "refused": info.get("refused"),
             "KV blocks": _blocks(info),

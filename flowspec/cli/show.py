@@ -32,6 +32,8 @@ from flowspec.strategies.auto.decisions import tokens_by_drafter
 _TAIL_CHARACTERS = 8000
 #: After how long without a token it is looked what keeps it, seconds.
 PAUSE_SECONDS = 5.0
+#: After how long it must still be so before it is said, seconds.
+AGAIN_SECONDS = 3.0
 #: Width of a line without a terminal, characters.
 _ENDLESS = 10_000
 
@@ -161,6 +163,7 @@ def _pauses_explained(client: Client) -> Iterator[Callable[[], None]]:
 
     def explain() -> None:
         said = ""
+        begins = True
         while not ended.is_set():
             if heard.is_set():
                 heard.clear()
@@ -168,9 +171,13 @@ def _pauses_explained(client: Client) -> Iterator[Callable[[], None]]:
             else:
                 with contextlib.suppress(FlowSpecError):  # a broker that is away ends the reading
                     why = notes.why_waiting_at(client)
+                    if why and not begins:  # a role that is just taken again has no holder
+                        ended.wait(AGAIN_SECONDS)
+                        why = why if why == notes.why_waiting_at(client) else ""
                     if why and why != said and not (heard.is_set() or ended.is_set()):
                         notes.say(why)
                     said = why
+            begins = False
             ended.wait(PAUSE_SECONDS)
 
     watcher = threading.Thread(target=explain, name="pauses", daemon=True)

@@ -144,9 +144,10 @@ def _is_ready(facts: Mapping[str, Any] | None, setup: str) -> bool:
 
 
 def name_of(target: str) -> str:
-    """A model's name for clients: a hub name itself, of a folder the last part of its path."""
-    is_folder = target.startswith(("/", ".", "~")) or target.count("/") > 1
-    return target.rstrip("/").rpartition("/")[2] if is_folder else target
+    """A model's name for clients: a hub name itself, else the last part of its path."""
+    begins, ends = target.startswith(("/", ".", "~")), target.endswith(".gguf")
+    is_path = begins or ends or target.count("/") > 1
+    return target.rstrip("/").rpartition("/")[2] if is_path else target
 
 
 def check_template(state: PipelineState) -> None:

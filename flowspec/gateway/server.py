@@ -12,10 +12,12 @@ from collections.abc import Callable
 from flowspec.errors import ConfigError
 from flowspec.gateway.settings import Settings
 
-#: How long requests under way may take to end once the server is asked to stop, seconds.
-STOP_SECONDS = 5
-#: How long of that they may take to end of themselves; then they are answered with an error.
+#: How long answers under way may take to end of themselves once the server is asked to stop, while
+#: its pipeline stops with it and while that serves on, seconds; then they end with an error.
 FINISH_SECONDS = 3.0
+DRAIN_SECONDS = 30.0
+#: How long that takes at most, seconds.
+_END_SECONDS = 2.0
 #: How often it is asked whether to stop, seconds.
 WATCH_SECONDS = 0.2
 _STARTED_SECONDS = 0.01
@@ -82,9 +84,11 @@ def serve(
     listening: socket.socket,
     stop: Callable[[], bool],
     ready: Callable[[], None] = lambda: None,
+    finish_seconds: float = FINISH_SECONDS,
 ) -> None:
     """Serve on ``listening`` until ``stop()`` is true; call ``ready`` once requests are served.
 
+    ``finish_seconds``: how long answers under way may take to end of themselves then.
     Signals also end it, and then reach the caller's handlers, which must not raise.
     """
     import uvicorn
@@ -101,7 +105,7 @@ def serve(
         access_log=False,
         server_header=False,
         timeout_keep_alive=math.ceil(IDLE_SECONDS),
-        timeout_graceful_shutdown=STOP_SECONDS,
+        timeout_graceful_shutdown=math.ceil(finish_seconds + _END_SECONDS),
         lifespan="on",
     )
     server = uvicorn.Server(config)
@@ -113,7 +117,7 @@ def serve(
         while not (stop() or server.should_exit):
             await asyncio.sleep(WATCH_SECONDS)
         server.should_exit = True
-        await asyncio.sleep(FINISH_SECONDS)
+        await asyncio.sleep(finish_seconds)
         app.state.gateway.end_answers()
 
     async def run() -> None:

@@ -99,8 +99,8 @@ def write_shards(
         )
     if directory.of_gguf and plan.dtype == AS_STORED:
         raise ModelError(
-            f"{directory.path.name} is a GGUF file, whose own types are not written; name the "
-            "precision of the shards with --dtype"
+            "the model is a GGUF file, whose own types are not written; name the precision of the "
+            "shards with --dtype"
         )
     if out.exists() or out.is_symlink():
         raise ConfigError(f"{out} exists already; name a folder that does not")

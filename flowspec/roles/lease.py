@@ -13,6 +13,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import lru_cache
+from importlib import metadata
 
 from flowspec.core.protocol.holders import Holder
 from flowspec.core.protocol.lease import (
@@ -36,6 +38,15 @@ STATE = "state"
 LOADING = "loading"
 
 Facts = Callable[[], dict[str, object]]
+
+
+@lru_cache
+def _version() -> str:
+    """Of FlowSpec; empty if it runs without being installed."""
+    try:
+        return metadata.version("flowspec")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 class Lease:
@@ -121,7 +132,7 @@ class Lease:
         lifetime = machine.ask(
             time.monotonic(), loading=told.get(STATE) == LOADING, load=load_per_core()
         )
-        info = {"host": socket.gethostname(), "pid": os.getpid(), **told}
+        info = {"host": socket.gethostname(), "pid": os.getpid(), "version": _version(), **told}
         generation = self._control.claim(self.role, self.token, info, lifetime)
         if generation:
             machine.granted(generation)

@@ -16,6 +16,7 @@ from typing import NoReturn
 from flowspec import observe
 from flowspec.core.protocol.machine import Machine
 from flowspec.errors import (
+    NO_MEMORY,
     BrokerError,
     BrokerFull,
     BrokerUnreachable,
@@ -23,6 +24,7 @@ from flowspec.errors import (
     ConfigError,
     FlowSpecError,
     LeaseLost,
+    is_of_memory,
     naming_what_is_missing,
     unusable,
 )
@@ -344,10 +346,14 @@ def run(main: Callable[[], None], role: str) -> None:
         hint = "; name it by --redis-url or FLOWSPEC_REDIS_URL" if silent else ""
         sys.stderr.write(f"flowspec {role}: {error}{hint}\n")
         sys.exit(1)
-    except OSError as error:
-        if error.filename is None:
+    except Exception as error:
+        if is_of_memory(error):
+            said = NO_MEMORY
+        elif isinstance(error, OSError) and error.filename is not None:
+            said = unusable(error)
+        else:
             raise
-        sys.stderr.write(f"flowspec {role}: {unusable(error)}\n")
+        sys.stderr.write(f"flowspec {role}: {said}\n")
         sys.exit(1)
 
 

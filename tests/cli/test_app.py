@@ -77,7 +77,8 @@ def test_a_pipeline_that_is_gone_is_named_with_what_names_it(
     monkeypatch.setenv("FLOWSPEC_REDIS_URL", "redis://:secret@localhost:1")
     status, out, err = command(*name)
     stale = "flowspec: cannot reach the broker at redis://:***@localhost:1: Connection refused; "
-    assert err == stale + "FLOWSPEC_REDIS_URL names it: unset that if this pipeline is gone\n"
+    stale += "FLOWSPEC_REDIS_URL names it: start it again, or unset that if this pipeline is gone"
+    assert err == f"{stale}\n"
 
 
 def test_a_pipeline_that_up_had_started_is_said_to_have_ended(

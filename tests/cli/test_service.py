@@ -86,6 +86,16 @@ def test_columns_that_say_nothing_are_left_out() -> None:
     assert [*shown.columns[1].cells] == ["ready", "lost", "joining", "not started"]
 
 
+def test_versions_are_shown_while_they_differ() -> None:
+    roles = ("draft", "verify-1")
+    workers = {"draft": {"version": "0.1.0"}, "verify-1": {"version": "0.2.0"}}
+    shown = service._workers(roles, workers, [], [], "")
+    assert [*shown.columns[-1].cells] == ["0.1.0", "0.2.0"]
+    workers["draft"] = workers["verify-1"]
+    shown = service._workers(roles, workers, [], [], "")
+    assert [column.header for column in shown.columns] == ["worker", "state"]
+
+
 def test_spares_stand_below_the_workers() -> None:
     spare = {"roles": ["verify-1", "verify-2"], "host": "box", "pid": 7}
     shown = service._workers(("scheduler",), {"scheduler": {"passes": 3}}, [], [spare], "")

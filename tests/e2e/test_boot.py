@@ -61,6 +61,24 @@ def test_a_place_that_a_worker_cannot_read_is_one_line(
     assert line.startswith(f"flowspec {role}: {tmp_path / 'config.json'} cannot be used: Is a dir")
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+        OSError(12, "Cannot allocate memory"),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+    ],
+)
+def test_too_little_memory_is_one_line(
+    capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    with pytest.raises(SystemExit, match="1"):
+        boot.run(Mock(side_effect=error), "verify")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("flowspec verify: there is too little memory, or a limit on it; ")
+
+
 @pytest.mark.live
 def test_a_lease_is_renewed_over_a_connection_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A renewal must not wait for the worker's own calls."""

@@ -170,7 +170,7 @@ def test_a_spare_takes_over_from_a_worker_that_leaves(plain: dict[float, tuple[i
         client = running.enter_context(Client(broker.url))
         until(lambda: served(client) >= {"draft", "verify-1", "verify-2"})
         spare = begin("workers.verify", "--spare", "--stage", "2", "--stage", "1")
-        until(lambda: "ready: a spare of stage 2, stage 1" in spare.err)
+        until(lambda: "ready: a spare of stage 2 and stage 1" in spare.err)
         until(lambda: [known["pid"] for known in client.spares()] == [spare.process.pid])
         job = begun(client, "flowspec", 0.0)
         stages[1].process.terminate()
@@ -194,7 +194,7 @@ def test_a_spare_takes_over_and_the_stage_that_comes_back_does_no_harm(
     pid = cluster.pids["verify-2"]
     with start(*words, environment=environment) as spare, contextlib.ExitStack() as ended:
         ended.callback(resume, pid)
-        until(lambda: "ready: a spare of stage 2, stage 1" in spare.err)
+        until(lambda: "ready: a spare of stage 2 and stage 1" in spare.err)
         job = begun(client, "flowspec", 0.0)
         os.kill(pid, signal.SIGSTOP)
         assert job.result().token_ids == plain[0.0]

@@ -22,7 +22,7 @@ import redis
 from flowspec.client import Client
 from flowspec.errors import BrokerFull, BrokerUnreachable
 from flowspec.gateway.keys import ApiKeys
-from flowspec.gateway.pipeline import PipelineWatch
+from flowspec.gateway.pipeline import PipelineWatch, name_of
 from flowspec.gateway.settings import Settings
 from flowspec.transport.connections.connection import connect
 from flowspec.transport.connections.server import PrivateBroker, find_server
@@ -687,3 +687,16 @@ def test_two_hundred_abrupt_disconnects_leave_nothing(
     web: httpx2.Client, broker: PrivateBroker
 ) -> None:
     disconnects(web, broker, 200)
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("organisation/model", "organisation/model"),
+        ("/srv/models/big/", "big"),
+        ("./big", "big"),
+        ("models/small.gguf", "small.gguf"),
+    ],
+)
+def test_a_model_has_its_hub_name_or_that_of_its_folder_or_file(target: str, name: str) -> None:
+    assert name_of(target) == name

@@ -23,9 +23,8 @@ pytestmark = [pytest.mark.live, pytest.mark.gate]
 
 
 @pytest.fixture
-def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[PrivateBroker]:
+def broker() -> Iterator[PrivateBroker]:
     """Of a pipeline that runs one job at a time, whose texts end by length alone."""
-    monkeypatch.setattr("flowspec.gateway.server.FINISH_SECONDS", 0.1)
     with PrivateBroker() as broker, toy_pipeline(broker.url, jobs=1, endless=True):
         yield broker
 
@@ -35,12 +34,16 @@ def ask(address: str, stream: bool) -> httpx2.Response:
     return httpx2.post(f"{address}/v1/completions", json=body, timeout=SECONDS)
 
 
-def test_answers_under_way_end_with_an_error_and_leave_no_job(broker: PrivateBroker) -> None:
-    control = RedisControl(broker.url, Keys())
+def stopped_beside_two(
+    broker: PrivateBroker, control: RedisControl, finish_seconds: float
+) -> tuple[httpx2.Response, httpx2.Response]:
+    """A streamed answer that runs, and one that waits, as a gateway is asked to stop."""
     stopped = threading.Event()
     listening = listen("127.0.0.1", 0)
     arguments = (Settings(broker.url, name=MODEL), listening, stopped.is_set)
-    server = threading.Thread(target=serve, args=arguments)
+    server = threading.Thread(
+        target=serve, args=arguments, kwargs={"finish_seconds": finish_seconds}
+    )
     server.start()
     with ThreadPoolExecutor(2) as pool:
         begun = pool.submit(ask, address_of(listening), True)
@@ -48,9 +51,24 @@ def test_answers_under_way_end_with_an_error_and_leave_no_job(broker: PrivateBro
         waiting = pool.submit(ask, address_of(listening), False)
         until(lambda: len(control.queued()) == 1)
         stopped.set()
-        streamed, whole = begun.result(SECONDS), waiting.result(SECONDS)
+        found = begun.result(SECONDS), waiting.result(SECONDS)
     server.join(SECONDS)
+    assert not server.is_alive()
     listening.close()
+    return found
+
+
+def test_answers_under_way_may_end_of_themselves(broker: PrivateBroker) -> None:
+    control = RedisControl(broker.url, Keys())
+    streamed, whole = stopped_beside_two(broker, control, SECONDS)
+    assert '"finish_reason":"length"' in streamed.text.replace(" ", "")
+    assert whole.json()["choices"][0]["finish_reason"] == "length"
+    control.close()
+
+
+def test_answers_under_way_end_with_an_error_and_leave_no_job(broker: PrivateBroker) -> None:
+    control = RedisControl(broker.url, Keys())
+    streamed, whole = stopped_beside_two(broker, control, 0.1)
     assert whole.status_code == 503
     assert whole.json()["error"]["code"] == "stopping"
     assert whole.json()["error"]["message"] == "the gateway is stopping; send the request again"

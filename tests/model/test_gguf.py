@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from flowspec.core.protocol.work import Part
 from flowspec.core.run.key import RunKey
@@ -513,6 +513,18 @@ def test_a_user_without_home_is_told_what_to_set(
     monkeypatch.setattr(Path, "home", none)
     write(tmp_path / "model.gguf")
     assert "the user has no home folder; set XDG_CACHE_HOME" in refused(tmp_path / "model.gguf")
+
+
+def test_a_cache_on_a_full_disk_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(tokenizer: object, folder: Path) -> None:
+        raise RuntimeError("No space left on device (os error 28)")
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", full)
+    write(tmp_path / "model.gguf")
+    with pytest.raises(ModelError, match=r"written: .*No space left.*; free some room, or set XDG"):
+        open_directory(str(tmp_path / "model.gguf"))
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(

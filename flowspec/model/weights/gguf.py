@@ -7,6 +7,7 @@ are dequantised while they are read. Source: the description of the format in gg
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -140,7 +141,10 @@ def folder_of(file: Path) -> Path:
             made.rename(folder)
     except OSError as error:
         if not folder.is_dir():
-            raise ModelError(f"{folder} cannot be written: {error.strerror}") from None
+            raise ModelError(
+                f"{folder} cannot be written: {error.strerror}; free some room, or set "
+                "XDG_CACHE_HOME to a folder with more"
+            ) from None
     finally:
         shutil.rmtree(made, ignore_errors=True)
     return folder
@@ -412,7 +416,12 @@ def _write_tokenizer(file: Path, facts: _Facts, folder: Path) -> None:
     if split == "smollm":
         backend = found.backend_tokenizer
         backend.pre_tokenizer = steps.Sequence([steps.Digits(True), backend.pre_tokenizer])
-    found.save_pretrained(folder)
+    try:
+        found.save_pretrained(folder)
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the package of tokenizers has no other for a disk
+        raise OSError(errno.EIO, _line(error)) from None
     _drop_strangers(folder, frozenset(facts.value("tokenizer.ggml.tokens") or ()))
 
 

@@ -42,6 +42,7 @@ OPTIONS: Mapping[str, Any] = {
     "socket_timeout": _SOCKET_TIMEOUT,
     "socket_connect_timeout": _CONNECT_TIMEOUT,
     "socket_read_size": 1 << 20,
+    "driver_info": None,  # a server of Redis 7.0 does not know CLIENT SETINFO
 }
 
 #: Bounds of the waits between attempts, seconds.

@@ -21,7 +21,7 @@ from flowspec.transport.connections.scripts import load
 from flowspec.transport.wire.keys import JOBS, Keys
 
 #: What every connection does: it makes itself known, looks at the server, and begins transactions.
-_ALWAYS = ("ping", "info", "hello", "client|setinfo", "multi", "exec", "discard")
+_ALWAYS = ("ping", "info", "hello", "multi", "exec", "discard")
 #: What all workers run beside scripts: they read their streams, write rows and renew leases.
 _WORKER = (
     *("evalsha", "script|exists", "time", "xread", "xadd", "xlen", "xtrim", "xinfo|stream"),

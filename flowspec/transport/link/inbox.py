@@ -42,7 +42,7 @@ MEMORY = "1gb"
 _LONGEST_WHY = 200
 _PEER = "peer"
 _LAST_PORT = 65_535
-_PEER_MAY = "resetchannels -@all +xadd +xlen +ping +info +hello +client|setinfo"
+_PEER_MAY = "resetchannels -@all +xadd +xlen +ping +info +hello"
 
 
 @dataclass(frozen=True, slots=True)
