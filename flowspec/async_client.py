@@ -136,7 +136,7 @@ class AsyncJob:
                 entries = await feed.take(min(SILENCE_SECONDS, left))
                 self._answered_at = time.monotonic()
                 if entries:
-                    silent_since = time.monotonic()
+                    silent_since, unserved = time.monotonic(), 0
                 elif time.monotonic() - silent_since >= SILENCE_SECONDS:
                     unserved = 0 if await self._is_served() else unserved + 1
                     if unserved == UNSERVED_CHECKS:

@@ -24,6 +24,7 @@
 The text of an error is one line for the user: what was wrong, what was expected, what to do.
 """
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,12 +33,9 @@ from contextlib import contextmanager
 WORKER_PACKAGES = frozenset(
     {"gguf", "jinja2", "safetensors", "tokenizers", "torch", "transformers"}
 )
-#: The line for a process that gets no more memory, and what errors of libraries then say.
-NO_MEMORY = (
-    "there is too little memory, or a limit on it; take a smaller --dtype or --context, more "
-    "stages, or a machine with more"
-)
-_OF_MEMORY = ("t allocate memory", "annot allocate memory", "failed to map segment", "ut of memory")
+#: What errors of libraries say when memory is short, and how much of one is repeated, characters.
+_OF_MEMORY = ("t allocate memory", "out of memory", "object: Cannot allocate")
+_SAID = 160
 
 
 class FlowSpecError(Exception):
@@ -102,8 +100,22 @@ def unusable(error: OSError) -> str:
 
 
 def is_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` says that memory is short: every library has a way of its own."""
-    return isinstance(error, MemoryError) or any(text in str(error) for text in _OF_MEMORY)
+    """Whether ``error``, of the system or a library, says that memory is short."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    of_library = isinstance(error, RuntimeError | ImportError)
+    return isinstance(error, MemoryError) or (
+        of_library and any(text in str(error) for text in _OF_MEMORY)
+    )
+
+
+def no_memory(error: BaseException) -> str:
+    """One line for an error of memory, with the beginning of what it says itself."""
+    said = (str(error).splitlines() or [""])[0][:_SAID]
+    return (
+        f"there is too little memory, or a limit on it{f' ({said})' if said else ''}; take a "
+        "smaller --dtype or --context, more stages, or a machine with more"
+    )
 
 
 class ModelError(ConfigError):

@@ -24,9 +24,11 @@ from flowspec.errors import (
     JobFailed,
     JobTimeout,
 )
+from flowspec.transport.base import OutputEntry
 from flowspec.transport.connections.connection import OPTIONS
 from flowspec.transport.connections.server import PrivateBroker
 from flowspec.transport.control.async_control import AsyncRedisControl
+from flowspec.transport.control.output_reader import OutputReader
 from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.control.replies import Claims
 from flowspec.transport.wire.keys import Keys
@@ -431,6 +433,34 @@ def test_a_scheduler_that_is_started_again_meanwhile_is_waited_for(
         monkeypatch.setattr(AsyncRedisControl, "claims", look)
         with_client(server.url, use)
     assert "scheduler" not in looks[0]
+
+
+def test_output_between_two_looks_begins_the_count_anew(
+    cluster: ToyCluster, server: PrivateBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def none(control: AsyncRedisControl) -> Claims:
+        return {}
+
+    async def use(client: AsyncClient) -> None:
+        ended = await client.submit("hello", max_new_tokens=20)
+        wanted = await ended.result()
+        entries = await (await ended._control.outputs.follow(ended.id, "0")).take(SECONDS)
+        taken = iter(([], entries[:1], [], entries[1:]))
+
+        class Feed:
+            async def take(self, seconds: float) -> list[OutputEntry]:
+                return next(taken)
+
+        async def follow(reader: OutputReader, job: str, cursor: str) -> Feed:
+            return Feed()
+
+        monkeypatch.setattr(OutputReader, "follow", follow)
+        monkeypatch.setattr(OutputReader, "leave", lambda reader, feed: None)
+        monkeypatch.setattr("flowspec.async_client.SILENCE_SECONDS", 0.0)
+        monkeypatch.setattr(AsyncRedisControl, "claims", none)
+        assert (await client.job(ended.id).result()).token_ids == wanted.token_ids
+
+    with_client(server.url, use)
 
 
 def test_a_broker_that_stays_away_is_told_once_and_ends_every_wait(

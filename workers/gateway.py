@@ -12,13 +12,13 @@ from flowspec.gateway.server import (
     DRAIN_SECONDS,
     address_of,
     check_installed,
-    is_local,
     listen,
+    note_who_may_use,
     serve,
 )
 from flowspec.gateway.settings import MOST_CONNECTIONS, MOST_OPEN, Settings
 from flowspec.gateway.strategies import ClientStrategies, names_of
-from flowspec.start.boot import Process, note, parser, run
+from flowspec.start.boot import Process, parser, run
 
 
 def main() -> None:
@@ -42,8 +42,7 @@ def main() -> None:
     with listen(given.host, given.port) as listening:
         process.control().close()  # a broker that is not there is said before anything is served
         line = f"serving the pipeline at {address_of(listening)}/v1\n"
-        if not (is_local(listening) or settings.keys):
-            note("everyone who reaches this address may use it: give --api-key-file")
+        note_who_may_use(listening, settings.keys)
         serve(settings, listening, lambda: process.stopped, lambda: say(line), DRAIN_SECONDS)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from flowspec.core.run.limits import CONTIGUOUS, STORES, TREE_ROWS, in_blocks
 from flowspec.errors import ConfigError
-from flowspec.model.drafters.kinds import NGRAM
+from flowspec.model.drafters.kinds import default_draft
 from flowspec.model.drafters.sources import fingerprint, labels, open_models, recorded_taps
 from flowspec.model.weights.directory import ModelDirectory, default_pair, layer_ranges
 from flowspec.model.weights.precision import AUTO, by_stage, check_device, check_dtype
@@ -147,8 +147,7 @@ def _read_arguments() -> argparse.Namespace:
         _check_alone(arguments, given)
         _use_cluster(given)
     if given.draft is None:
-        packaged, own = default_pair()
-        given.draft = own if given.target == packaged else NGRAM
+        given.draft = default_draft(given.target)
     return given
 
 

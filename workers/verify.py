@@ -113,10 +113,8 @@ def main(load: Load = load_layers, given_arguments: Sequence[str] | None = None)
     note(f"ready: a spare of {_named(numbers)}")
     while (free := process.free_role(map(_role, numbers))) is not None:
         number = numbers[[*map(_role, numbers)].index(free)]
-        if others := [other for other in numbers if other != number]:
-            note(f"serves stage {number}, and is no spare of {_named(others)} meanwhile")
         try:
-            _serve(process, record, number, given, load, waiting[number])
+            _serve(process, record, number, given, load, waiting[number], numbers)
             return
         except ClaimError as error:
             note(f"{error}; waits again")
@@ -138,8 +136,12 @@ def _serve(
     given: argparse.Namespace,
     load: Load,
     spare: _Spare | None = None,
+    waited_for: Sequence[int] = (),
 ) -> None:
-    """Serve ``stage``, with the weights of ``spare`` if there is one."""
+    """Serve ``stage``, with the weights of ``spare`` if there is one.
+
+    ``waited_for``: all stages that it was a spare of.
+    """
     stages = int(record["stages"])
     address = stage_address(stage)
     known = spare if spare is not None else _Spare(stage, Facts())
@@ -163,6 +165,8 @@ def _serve(
             process.ready(
                 f"stage {stage} of {stages}, layers {layers.start} to {layers.stop - 1}, {runs_on}"
             )
+            if others := [other for other in waited_for if other != stage]:
+                note(f"it is no spare of {_named(others)} until it is started again")
             worker.run(process.stop(lease, worker))
 
     serve_wired(process, record, address, given, facts, serve)

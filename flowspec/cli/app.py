@@ -84,11 +84,11 @@ from flowspec.core.run.limits import CONTIGUOUS
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.errors import (
-    NO_MEMORY,
     BrokerUnreachable,
     FlowSpecError,
     is_of_memory,
     naming_what_is_missing,
+    no_memory,
     unusable,
 )
 from flowspec.gateway.settings import MOST_CONNECTIONS, MOST_OPEN, Settings
@@ -668,7 +668,7 @@ def _main() -> None:
         sys.exit(130)
     except Exception as error:
         if is_of_memory(error):
-            said = NO_MEMORY
+            said = no_memory(error)
         elif isinstance(error, OSError):
             said = unusable(error)
         else:

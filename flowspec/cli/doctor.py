@@ -16,7 +16,7 @@ from flowspec.doctor.examine import Plans, Survey, examine
 from flowspec.doctor.finding import Finding, Severity, any_error
 from flowspec.doctor.kernels import KernelFact
 from flowspec.errors import ConfigError
-from flowspec.model.drafters.kinds import NGRAM
+from flowspec.model.drafters.kinds import default_draft
 from flowspec.model.weights.directory import default_pair
 from flowspec.model.weights.precision import check_dtype
 
@@ -40,11 +40,10 @@ def doctor(
     as_json: bool,
 ) -> int:
     """Print all findings; the exit status, 1 if one is an error."""
-    packaged_target, packaged_draft = default_pair()
     if not _DEVICE.fullmatch(device):
         raise ConfigError(f"--device is {device!r}; expected auto, cpu or cuda:N")
-    drafts = draft or (packaged_draft if target is None else NGRAM)
-    plans = Plans(target or packaged_target, drafts, check_dtype(dtype), device, url or None)
+    drafts = draft or default_draft(target)
+    plans = Plans(target or default_pair()[0], drafts, check_dtype(dtype), device, url or None)
     found = []
     with console(stderr=True).status("examining") as line:
         for finding in examine(plans, survey, line.update):

@@ -16,7 +16,7 @@ from flowspec.cli import notes
 from flowspec.cli.bench import prompts_in
 from flowspec.cli.outputs import check_writable, write
 from flowspec.errors import ConfigError
-from flowspec.model.drafters.kinds import NGRAM
+from flowspec.model.drafters.kinds import default_draft
 from flowspec.model.drafters.sources import placed_absolutely
 from flowspec.model.weights.directory import ModelDirectory, absolute_name, default_pair
 from flowspec.model.weights.precision import AUTO, PRECISIONS, Precision, declared
@@ -118,11 +118,7 @@ def plan(request: PlanRequest) -> None:
 
 
 def _draft(request: PlanRequest) -> str:
-    """The draft; as elsewhere, other targets than the packaged one draft with n-grams."""
-    if request.draft is not None:
-        return request.draft
-    packaged = default_pair()
-    return packaged[1] if request.target in ("target", packaged[0]) else NGRAM
+    return default_draft(request.target) if request.draft is None else request.draft
 
 
 def _precision(request: PlanRequest, directory: ModelDirectory) -> Precision:

@@ -17,7 +17,7 @@ from flowspec.cluster import Cluster, Setup
 from flowspec.errors import ClusterError
 from flowspec.gateway.keys import ApiKeys, read_keys
 from flowspec.gateway.pipeline import name_of
-from flowspec.gateway.server import address_of, check_installed, is_local, listen
+from flowspec.gateway.server import address_of, check_installed, listen, note_who_may_use
 from flowspec.gateway.server import serve as serve_http
 from flowspec.gateway.settings import Settings
 
@@ -37,11 +37,7 @@ def serve(setup: Setup, request: ServeRequest, url: str | None) -> None:
     check_installed()
     keys = read_keys(request.api_key_file) if request.api_key_file is not None else ApiKeys()
     with listen(request.host, request.port) as listening:
-        if not keys and not is_local(listening):
-            sys.stderr.write(
-                f"note: everyone who reaches {request.host} may use this model; "
-                "--api-key-file asks for keys\n"
-            )
+        note_who_may_use(listening, keys)
         _Service(setup, replace(request.settings, keys=keys), listening, url).run()
 
 

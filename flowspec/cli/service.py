@@ -184,7 +184,7 @@ def _workers(
     Columns in which nobody has anything, or more than 0, are left out, and versions if all are one.
     """
     columns: dict[str, list[object]] = {"worker": [*roles]}
-    differ = len({info.get("version") for info in workers.values()}) > 1
+    differ = len({info.get("version") for info in (*workers.values(), *spares)}) > 1
     for role in roles:
         info = workers.get(role, {})
         other = role != "scheduler" and info.get("setup") not in (None, setup)
@@ -208,6 +208,7 @@ def _workers(
             "state": "waits",
             "host": spare["host"],
             "process": spare["pid"],
+            "version": spare.get("version") if differ else None,
         }
         for name, column in columns.items():
             column.append(cells.get(name))

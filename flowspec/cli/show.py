@@ -171,7 +171,8 @@ def _pauses_explained(client: Client) -> Iterator[Callable[[], None]]:
             else:
                 with contextlib.suppress(FlowSpecError):  # a broker that is away ends the reading
                     why = notes.why_waiting_at(client)
-                    if why and not begins:  # a role that is just taken again has no holder
+                    # A role that is just taken again has no holder for a moment.
+                    if why not in ("", said) and not begins:
                         ended.wait(AGAIN_SECONDS)
                         why = why if why == notes.why_waiting_at(client) else ""
                     if why and why != said and not (heard.is_set() or ended.is_set()):

@@ -6,17 +6,22 @@ import asyncio
 import errno
 import ipaddress
 import math
+import signal
 import socket
+import sys
+import time
 from collections.abc import Callable
+from types import FrameType
 
 from flowspec.errors import ConfigError
+from flowspec.gateway.keys import ApiKeys
 from flowspec.gateway.settings import Settings
 
 #: How long answers under way may take to end of themselves once the server is asked to stop, while
 #: its pipeline stops with it and while that serves on, seconds; then they end with an error.
 FINISH_SECONDS = 3.0
 DRAIN_SECONDS = 30.0
-#: How long that takes at most, seconds.
+#: How long they may take to be ended so, seconds.
 _END_SECONDS = 2.0
 #: How often it is asked whether to stop, seconds.
 WATCH_SECONDS = 0.2
@@ -79,6 +84,15 @@ def is_local(listening: socket.socket) -> bool:
     return ipaddress.ip_address(listening.getsockname()[0]).is_loopback
 
 
+def note_who_may_use(listening: socket.socket, keys: ApiKeys) -> None:
+    """A note if everyone who reaches ``listening`` over a network may use it."""
+    if not (keys or is_local(listening)):
+        sys.stderr.write(
+            f"note: everyone who reaches {address_of(listening)} may use this model; "
+            "--api-key-file asks for keys\n"
+        )
+
+
 def serve(
     settings: Settings,
     listening: socket.socket,
@@ -108,7 +122,23 @@ def serve(
         timeout_graceful_shutdown=math.ceil(finish_seconds + _END_SECONDS),
         lifespan="on",
     )
-    server = uvicorn.Server(config)
+
+    class Server(uvicorn.Server):
+        """Of several signals the first one alone ends it: a second one must not cut answers off."""
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            signals.append(sig)
+            if len(signals) == 1:
+                super().handle_exit(sig, frame)
+
+    signals: list[int] = []
+    server = Server(config)
+
+    def patience() -> float:
+        """How long answers may take: who presses Ctrl-C, or asks twice, does not want to wait."""
+        if len(signals) > 1:
+            return 0.0
+        return FINISH_SECONDS if signals == [signal.SIGINT] else finish_seconds
 
     async def watch() -> None:
         while not server.started:
@@ -117,7 +147,9 @@ def serve(
         while not (stop() or server.should_exit):
             await asyncio.sleep(WATCH_SECONDS)
         server.should_exit = True
-        await asyncio.sleep(finish_seconds)
+        asked_at = time.monotonic()
+        while time.monotonic() - asked_at < patience():
+            await asyncio.sleep(min(WATCH_SECONDS, finish_seconds))
         app.state.gateway.end_answers()
 
     async def run() -> None:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from flowspec.core.run.sampling import Sampling, choose, gumbel, survivors
 from flowspec.model.layers.architecture import library_model
 from flowspec.model.layers.taps import Taps
+from flowspec.model.rows.kv import CACHE
 from flowspec.model.weights.directory import ModelDirectory, open_directory
 
 #: Two candidates closer than this in a float64 pass may be chosen either way in float32.
@@ -58,13 +59,13 @@ class Reference:
         cache = None
         for index in range(len(prompt), len(prompt) + min(count, room)):
             output = self._model(
-                input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1
+                input_ids=inputs, **{CACHE: cache}, use_cache=True, logits_to_keep=1
             )
             tokens.append(choose(output.logits[0, -1].numpy(), sampling, index))
             if tokens[-1] in self._directory.eos:
                 break
             inputs = torch.tensor([tokens[-1:]])
-            cache = output.past_key_values
+            cache = output[CACHE]
         return tuple(tokens)
 
     @torch.inference_mode()

@@ -18,7 +18,7 @@ import torch
 
 from flowspec.errors import ConfigError, ModelError
 from flowspec.model.layers.block import linear_names, tensor_prefixes
-from flowspec.model.layers.expert_matrices import own_matrix
+from flowspec.model.layers.expert_matrices import own_matrix, read_as
 from flowspec.model.weights import gguf
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.manifest import AS_STORED, MANIFEST, Manifest, ShardFile, file_digest
@@ -213,7 +213,7 @@ class _Shard:
                 return [NewTensor(name, "F32", entry.shape, 4 * math.prod(entry.shape))]
             return [NewTensor(name, entry.dtype, entry.shape, entry.end - entry.start)]
         quantised = PRECISIONS[self._plan.dtype].quantised
-        layout = StoredWeight(self._directory, name).layout(self._held(entry))
+        layout = StoredWeight(self._directory, name).layout(self._held(entry.shape))
         return [
             NewTensor(name + suffix, _NAMES[dtype], shape, shape[0] * shape[1] * dtype.itemsize)
             for suffix, (dtype, shape) in zip(
@@ -224,14 +224,15 @@ class _Shard:
         ]
 
     def _experts(self) -> Iterator[str]:
-        """Matrices of experts; one that does not come out even is read beside another."""
+        """Matrices of experts, but those that come out even only beside another."""
         for name in filter(own_matrix, self._names):
-            if self._held(self._directory.tensor(name)) == self._plan.dtype:
+            shape = self._directory.tensor(name).shape
+            if self._held(shape) == self._held(read_as(name, shape)):
                 yield name
 
-    def _held(self, entry: TensorEntry) -> str:
-        """The precision that the matrix ``entry`` is written in."""
-        return PRECISIONS[self._plan.dtype].for_matrix(entry.shape).name
+    def _held(self, shape: tuple[int, ...]) -> str:
+        """The precision that a matrix of ``shape`` is written in."""
+        return PRECISIONS[self._plan.dtype].for_matrix(shape).name
 
     def _chunks(self) -> Iterator[memoryview]:
         for name in self._names:
@@ -240,7 +241,7 @@ class _Shard:
                 yield from _stored(name, entry)
                 continue
             stored = StoredWeight(self._directory, name)
-            for tensor in stored.read(range(entry.shape[0]), self._held(entry)).tensors:
+            for tensor in stored.read(range(entry.shape[0]), self._held(entry.shape)).tensors:
                 yield from _bytes(tensor)
 
 

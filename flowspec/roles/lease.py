@@ -13,9 +13,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from functools import lru_cache
-from importlib import metadata
 
+from flowspec import __version__
 from flowspec.core.protocol.holders import Holder
 from flowspec.core.protocol.lease import (
     TERMS,
@@ -38,15 +37,6 @@ STATE = "state"
 LOADING = "loading"
 
 Facts = Callable[[], dict[str, object]]
-
-
-@lru_cache
-def _version() -> str:
-    """Of FlowSpec; empty if it runs without being installed."""
-    try:
-        return metadata.version("flowspec")
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 class Lease:
@@ -132,7 +122,7 @@ class Lease:
         lifetime = machine.ask(
             time.monotonic(), loading=told.get(STATE) == LOADING, load=load_per_core()
         )
-        info = {"host": socket.gethostname(), "pid": os.getpid(), "version": _version(), **told}
+        info = {"host": socket.gethostname(), "pid": os.getpid(), "version": __version__, **told}
         generation = self._control.claim(self.role, self.token, info, lifetime)
         if generation:
             machine.granted(generation)

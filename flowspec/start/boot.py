@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from typing import NoReturn
 
-from flowspec import observe
+from flowspec import __version__, observe
 from flowspec.core.protocol.machine import Machine
 from flowspec.errors import (
-    NO_MEMORY,
     BrokerError,
     BrokerFull,
     BrokerUnreachable,
@@ -26,6 +25,7 @@ from flowspec.errors import (
     LeaseLost,
     is_of_memory,
     naming_what_is_missing,
+    no_memory,
     unusable,
 )
 from flowspec.model.weights.precision import DTYPES
@@ -206,7 +206,8 @@ class Process:
         is started again for a role that was served, and still loads, the role is taken.
         """
         wanted = tuple(roles)
-        known = {"roles": wanted, "host": socket.gethostname(), "pid": os.getpid()}
+        here = {"host": socket.gethostname(), "pid": os.getpid(), "version": __version__}
+        known = {"roles": wanted, **here}
         before: set[str] = set()
         ready: set[str] = set()
         while not self._stopped:
@@ -348,7 +349,7 @@ def run(main: Callable[[], None], role: str) -> None:
         sys.exit(1)
     except Exception as error:
         if is_of_memory(error):
-            said = NO_MEMORY
+            said = no_memory(error)
         elif isinstance(error, OSError) and error.filename is not None:
             said = unusable(error)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any, cast
 
@@ -88,6 +89,7 @@ def test_each_pause_is_explained_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(show, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(show, "AGAIN_SECONDS", 0.01)
     found = Pipeline()
     with Screen(as_json=False).streaming(cast(Client, found)) as shown:
         until(lambda: found.looks >= 3)
@@ -97,6 +99,22 @@ def test_each_pause_is_explained_once(
     assert captured.out == "Hi"
     assert captured.err == f"note: {WHY}\n" * 2
     until(lambda: not any(thread.name == "pauses" for thread in threading.enumerate()))
+
+
+def test_what_is_over_at_a_second_look_is_not_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(show, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(show, "AGAIN_SECONDS", 0.01)
+    looks = itertools.count()
+
+    def why_waiting_at(client: object) -> str:
+        return WHY if next(looks) % 3 == 1 else ""  # missing at the first of two looks alone
+
+    monkeypatch.setattr(show.notes, "why_waiting_at", why_waiting_at)
+    with Screen(as_json=False).streaming(cast(Client, Pipeline())):
+        until(lambda: next(looks) >= 12)
+    assert capsys.readouterr().err == ""
 
 
 def test_where_a_supervisor_speaks_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,6 @@ def test_a_place_that_a_worker_cannot_read_is_one_line(
         MemoryError(),
         RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
         OSError(12, "Cannot allocate memory"),
-        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
     ],
 )
 def test_too_little_memory_is_one_line(
@@ -76,7 +75,22 @@ def test_too_little_memory_is_one_line(
     with pytest.raises(SystemExit, match="1"):
         boot.run(Mock(side_effect=error), "verify")
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("flowspec verify: there is too little memory, or a limit on it; ")
+    assert line.startswith("flowspec verify: there is too little memory, or a limit on it")
+    assert (str(error)[:40] in line) and line.endswith("or a machine with more")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("a prompt about being out of memory"),
+        ImportError(
+            "libtorch.so: failed to map segment from shared object: Operation not permitted"
+        ),
+    ],
+)
+def test_a_fault_that_is_none_of_memory_is_shown_as_it_is(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        boot.run(Mock(side_effect=error), "verify")
 
 
 @pytest.mark.live

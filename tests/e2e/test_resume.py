@@ -177,6 +177,7 @@ def test_a_spare_takes_over_from_a_worker_that_leaves(plain: dict[float, tuple[i
         assert job.result().token_ids == plain[0.0]
         assert stages[1].ended().returncode == 0
         until(lambda: client.workers().get("verify-2", {}).get("pid") == spare.process.pid)
+        until(lambda: "note: it is no spare of stage 1 until it is started again" in spare.err)
         assert begun(client, "flowspec", 1.0).result().token_ids == plain[1.0]
         until(lambda: not client.spares())
 

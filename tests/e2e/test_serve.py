@@ -99,6 +99,41 @@ def test_a_gateway_joins_a_pipeline_that_runs(clusters: Clusters) -> None:
     assert (done.returncode, done.stdout.count("\n"), done.stderr) == (0, 1, "")
 
 
+def is_closed(address: str) -> bool:
+    """Whether no new connection is taken at ``address``."""
+    try:
+        httpx2.get(f"{address}/health", timeout=SECONDS)
+    except httpx2.TransportError:
+        return True
+    return False
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_gateway_that_is_asked_to_stop_lets_answers_end(
+    clusters: Clusters, *, twice: bool
+) -> None:
+    """Unless it is asked twice: then they end with its error."""
+    url = clusters(2).url
+    environment = {**os.environ, "FLOWSPEC_REDIS_URL": url}
+    body = {"prompt": [5, 6, 7], "max_tokens": 900, "stream": True, "strategy": "autoregressive"}
+    with (
+        started("workers.gateway", "--port", "0", environment=environment) as (serving, address),
+        httpx2.stream("POST", f"{address}/v1/completions", json=body, timeout=SECONDS) as answer,
+    ):
+        pieces = answer.iter_lines()
+        assert next(pieces).startswith("data: ")
+        serving.process.send_signal(signal.SIGTERM)
+        until(lambda: is_closed(address))
+        if twice:
+            serving.process.send_signal(signal.SIGTERM)
+        said = [*pieces]
+        done = serving.ended()
+    assert done.returncode == 0
+    assert "data: [DONE]" in said
+    assert ("the gateway is stopping" in "".join(said)) == twice
+
+
 def test_a_gateway_without_broker_says_so_in_one_line() -> None:
     environment = {**os.environ, "FLOWSPEC_REDIS_URL": "redis://localhost:1/0"}
     done = run("workers.gateway", "--port", "0", environment=environment)

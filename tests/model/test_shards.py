@@ -14,6 +14,7 @@ from flowspec.core.protocol.work import Part
 from flowspec.core.run.key import RunKey
 from flowspec.errors import ConfigError, ModelError
 from flowspec.model.layers.block import LayerBlock, tensor_prefixes
+from flowspec.model.layers.expert_matrices import own_matrix
 from flowspec.model.layers.placing import Placing
 from flowspec.model.shards import ShardPlan, check_shard_dtype, parse_blocks, write_shards
 from flowspec.model.weights.directory import (
@@ -259,7 +260,8 @@ def test_a_shard_of_a_mixture_has_quantised_experts(
     placing = Placing(dtype)
     for stage, block in enumerate(blocks, start=1):
         shard = open_directory(str(tmp_path / "parts" / f"stage-{stage}"))
-        assert not any(name.endswith("proj.weight") for name in shard.weight_files)
+        assert any(".experts." in name for name in shard.weight_files)
+        assert not any(own_matrix(name) for name in shard.weight_files)
         assert rows_of(shard, block, placing) == rows_of(directory, block, placing)
 
 

@@ -57,6 +57,12 @@ def door() -> Iterator[Door]:
         yield Door(broker)
 
 
+def test_no_rule_names_what_redis_7_0_lacks() -> None:
+    """It refuses to start with a file that does."""
+    rules = [rule for user in users(KEYS, STAGES, 1) for rule in user.rules]
+    assert not [rule for rule in rules if rule.startswith("+client")]
+
+
 def refuses(client: redis.Redis, *command: object) -> bool:
     try:
         client.execute_command(*command)  # type: ignore[no-untyped-call]

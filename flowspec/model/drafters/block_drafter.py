@@ -57,7 +57,7 @@ from flowspec.model.layers.placing import Placing
 from flowspec.model.rows.arrays import to_tensor
 from flowspec.model.rows.attention import LIBRARY
 from flowspec.model.rows.kept_rows import KeptRows
-from flowspec.model.rows.kv import CopiedRows, TreeCache
+from flowspec.model.rows.kv import CACHE, CopiedRows, TreeCache
 from flowspec.model.rows.ragged import Masks, RaggedCache, for_layers
 from flowspec.model.rows.several import each_of
 from flowspec.model.weights.directory import ModelDirectory
@@ -101,7 +101,7 @@ class BlockLayers(torch.nn.Module):
         cache's slots and then the rows; the rows are appended to ``cache``.
         """
         by_type = {"full_attention": mask}
-        return self._run(embedded, positions, attention_mask=by_type, past_key_values=cache)
+        return self._run(embedded, positions, attention_mask=by_type, **{CACHE: cache})
 
     def run(
         self,

@@ -40,7 +40,7 @@ from flowspec.model.layers.placing import Placing
 from flowspec.model.rows.arrays import to_tensor
 from flowspec.model.rows.attention import EXACT, EXACT_DEVICES, LIBRARY, bias_of
 from flowspec.model.rows.kept_rows import KeptRows
-from flowspec.model.rows.kv import CopiedRows, TreeCache
+from flowspec.model.rows.kv import CACHE, CopiedRows, TreeCache
 from flowspec.model.rows.masks import full_mask
 from flowspec.model.rows.placement import Placement
 from flowspec.model.rows.ragged import for_layers
@@ -91,7 +91,7 @@ class EagleHead(torch.nn.Module):
         rows]``. The rows' keys and values are appended to ``cache``, a ``transformers`` cache.
         """
         entering = self.fc(torch.cat((embedded, features), dim=-1))
-        return self._by_library(entering, positions, past_key_values=cache, attention_mask=mask)
+        return self._by_library(entering, positions, **{CACHE: cache}, attention_mask=mask)
 
     def run(
         self,

@@ -48,7 +48,7 @@ from flowspec.model.drafters.eagle3_layout import (
 )
 from flowspec.model.layers.lean import LeanLayers
 from flowspec.model.layers.placing import Placing
-from flowspec.model.rows.kv import TreeCache
+from flowspec.model.rows.kv import CACHE, TreeCache
 from flowspec.model.rows.ragged import for_layers
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.tensors import read_integers
@@ -141,7 +141,7 @@ class Eagle3Head(torch.nn.Module):
     ) -> torch.Tensor:
         """The rows' output rows, ``[batch, rows, hidden]``; parameters as ``EagleHead``'s."""
         rotary = self.rotary(features, position_ids=positions)
-        given = {"attention_mask": mask, "past_key_values": cache}
+        given = {"attention_mask": mask, CACHE: cache}
         output: torch.Tensor = self.midlayer(embedded, features, rotary, **given)
         return output
 

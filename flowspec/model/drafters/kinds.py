@@ -20,7 +20,7 @@ from flowspec.model.drafters.block_layout import (
 from flowspec.model.drafters.eagle3_layout import is_eagle3, read_layout
 from flowspec.model.drafters.eagle_layout import check_eagle, is_eagle
 from flowspec.model.layers.taps import Taps
-from flowspec.model.weights.directory import ModelDirectory, check_pair
+from flowspec.model.weights.directory import ModelDirectory, check_pair, default_pair
 
 if TYPE_CHECKING:
     from flowspec.model.layers.placing import Placing
@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 NGRAM = "ngram"
 
 Load = Callable[[ModelDirectory, ModelDirectory, "Placing"], DraftExecutor]
+
+
+def default_draft(target: str | None) -> str:
+    """The draft if none is named: the packaged one for the packaged target, else n-grams."""
+    packaged, own = default_pair()
+    return own if target in (None, "target", packaged) else NGRAM
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@
    output. Products of codes and their sums over 32 inputs are integers, and exact. These are added
    in float32 in one order, so a row has the same bits whatever shares its pass.
 
-   A lane of a vector is an output, so weights are read from one end of a matrix to the other. They
-   are asked for ahead of their use: of a lone row's pass, memory's time is most. A vector has the
-   outputs of one share or, where the CPU has vectors of 512 bits, of two; no sum differs by it. */
+   A lane of a vector is an output. A vector has the outputs of one share or, where the CPU has vectors
+   of 512 bits, of two; no sum differs by it. A share's weights are read from one end to the other, and
+   asked for ahead of their use: of a lone row's pass, memory's time is most. */
 
 #include "numbers.h"
 
@@ -135,15 +135,20 @@ INLINE void tile(const int bits, const int blocked, const int count, const char 
     const long blocks = inputs / BLOCK, bytes = SHARE * BLOCK * bits / 8;
     Numbers sums[TILE], lows[TILE];
     UNROLL for (int r = 0; r < count; r++) sums[r] = lows[r] = OF(setzero_ps)();
-    for (long b = 0; b < blocks; b++, weights += bytes) {
+    /* Behind a share's end its successor's weights follow, which the same vectors have read. */
+    long left = blocks * bytes - AHEAD, skip = 0;
+    for (long b = 0; b < blocks; b++, weights += bytes, left -= bytes) {
         Integers exact[2][TILE];
         UNROLL for (int r = 0; r < count; r++) exact[0][r] = exact[1][r] = OF(set1_epi32)(0);
         const float *own_scales = scales + (blocked ? b * SHARE : 0);
+        for (; LANES > SHARE && left <= 0; left += blocks * bytes) skip++;
         for (long s = 0; s < LANES / SHARE; s++) {
-            const char *ahead = (const char *)(own_scales + s * next_scales);
+            const char *ahead = weights + (s + skip) * next + AHEAD;
+            const float *then = own_scales + (s + skip) * next_scales;
             for (long line = 0; line < bytes; line += ALIGNED)
-                _mm_prefetch(weights + s * next + AHEAD + line, _MM_HINT_T1);
-            if (blocked) _mm_prefetch(ahead + AHEAD * 4 * SHARE / bytes, _MM_HINT_T1);
+                _mm_prefetch(ahead + line, _MM_HINT_T1);
+            if (blocked)
+                _mm_prefetch((const char *)then + AHEAD * 4 * SHARE / bytes, _MM_HINT_T1);
         }
         add(bits, count, weights, next, rows.codes + b * TILE * BLOCK, exact);
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import torch
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from flowspec.errors import ModelError
 from flowspec.model.layers.experts import WEIGHTS
 from flowspec.model.layers.joined import Stack
 from flowspec.model.layers.linear import Matrix
@@ -17,7 +16,7 @@ from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.quantise import Weight, quantise
 from flowspec.model.weights.stored_weight import CODES, StoredWeight
 from flowspec.model.weights.tensor_files import TensorEntry
-from flowspec.model.weights.tensors import read_bytes, read_rows, read_tensor
+from flowspec.model.weights.tensors import check_shape, read_bytes, read_rows, read_tensor
 
 #: Names of one expert's matrices in checkpoints that have a tensor for each: the parts of
 #: ``gate_up_proj`` one above the other, then ``down_proj``.
@@ -31,6 +30,12 @@ _OWN = re.compile(r"\.experts\.\d+\.[^.]+\.weight$")
 def own_matrix(name: str) -> bool:
     """Whether the tensor ``name`` is a matrix of one expert, and no other's."""
     return _OWN.search(name) is not None
+
+
+def read_as(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of what the matrix ``name``, of ``shape``, of one expert is read as a part of."""
+    beside = next(parts for layout in _SEPARATE for parts in layout if name.endswith(parts))
+    return (len(beside) * shape[0], *shape[1:])
 
 
 class ExpertMatrices:
@@ -129,9 +134,3 @@ def _member(entry: TensorEntry, at: int) -> TensorEntry:
     size = (entry.end - entry.start) // entry.shape[0]
     start = entry.start + at * size
     return replace(entry, start=start, end=start + size, shape=entry.shape[1:])
-
-
-def check_shape(stored: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    """ModelError if the tensor ``stored`` has not the shape that the config says."""
-    if found != shape:
-        raise ModelError(f"{stored} has shape {found}; the config says {shape}")

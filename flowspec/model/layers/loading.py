@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from flowspec.errors import ModelError
-from flowspec.model.layers.expert_matrices import ExpertMatrices, check_shape
+from flowspec.model.layers.expert_matrices import ExpertMatrices
 from flowspec.model.layers.experts import WEIGHTS, Experts, is_experts, make_routers_exact
 from flowspec.model.layers.joined import Stack, grouped, parts_of
 from flowspec.model.layers.linear import KernelLinear, load_linear
 from flowspec.model.layers.placing import Placing
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.stored_weight import StoredWeight
-from flowspec.model.weights.tensors import read_tensor
+from flowspec.model.weights.tensors import check_shape, read_tensor
 
 #: Names of the block's LM head, and of its embedding in the checkpoint.
 HEAD = "head.causal.lm_head"

@@ -13,10 +13,15 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
+import transformers
+from packaging.version import Version
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from flowspec.core.protocol.work import Part
 from flowspec.model.rows.placement import Moves, Placement, row_store
+
+#: The library's name for what its layers are given as their cache.
+CACHE = "cache" if Version(transformers.__version__) >= Version("5.24") else "past_key_values"
 
 
 class Slots(NamedTuple):

@@ -18,6 +18,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from flowspec.core.protocol.work import Part
 from flowspec.core.run.key import RunKey
+from flowspec.model.rows.kv import CACHE
 from flowspec.model.rows.paged import RowCache
 
 #: A job's mask as attention takes it, or one by type of layer.
@@ -152,9 +153,9 @@ def for_layers(
     ``ragged`` through to the attention.
     """
     if len(caches) == 1:
-        return {"past_key_values": caches[0], "attention_mask": masks[0]}
+        return {CACHE: caches[0], "attention_mask": masks[0]}
     ragged = RaggedCache(caches, counts)
-    return {"past_key_values": ragged, "attention_mask": joined(masks), "ragged": ragged}
+    return {CACHE: ragged, "attention_mask": joined(masks), "ragged": ragged}
 
 
 def joined(masks: Sequence[Any]) -> Any:

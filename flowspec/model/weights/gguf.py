@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import math
+import os
 import re
 import shutil
 import tempfile
@@ -31,6 +32,7 @@ INDEX = "gguf-index.json"
 SUFFIX = ".gguf"
 #: Raised when a folder in the cache would be written otherwise.
 _VERSION = 5
+_OF_SYSTEM = re.compile(r"\(os error (\d+)\)")
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 #: Types that are read, and the names that safetensors have for those of plain numbers.
 _PLAIN = ("F32", "F16", "BF16")
@@ -141,10 +143,9 @@ def folder_of(file: Path) -> Path:
             made.rename(folder)
     except OSError as error:
         if not folder.is_dir():
-            raise ModelError(
-                f"{folder} cannot be written: {error.strerror}; free some room, or set "
-                "XDG_CACHE_HOME to a folder with more"
-            ) from None
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            remedy = "; free some room, or set XDG_CACHE_HOME to a folder with more" if full else ""
+            raise ModelError(f"{folder} cannot be written: {error.strerror}{remedy}") from None
     finally:
         shutil.rmtree(made, ignore_errors=True)
     return folder
@@ -418,10 +419,11 @@ def _write_tokenizer(file: Path, facts: _Facts, folder: Path) -> None:
         backend.pre_tokenizer = steps.Sequence([steps.Digits(True), backend.pre_tokenizer])
     try:
         found.save_pretrained(folder)
-    except OSError:
-        raise
-    except Exception as error:  # noqa: BLE001 - the package of tokenizers has no other for a disk
-        raise OSError(errno.EIO, _line(error)) from None
+    except Exception as error:
+        code = _OF_SYSTEM.search(str(error))  # the package of tokenizers has no type of its own
+        if isinstance(error, OSError) or code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1]))) from None
     _drop_strangers(folder, frozenset(facts.value("tokenizer.ggml.tokens") or ()))
 
 

@@ -31,6 +31,12 @@ _BUFFER = 8 << 20
 _SLICE = 1 << 20
 
 
+def check_shape(stored: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    """ModelError if the tensor ``stored`` has not the ``shape`` that the config says."""
+    if found != shape:
+        raise ModelError(f"{stored} has shape {found}; the config says {shape}")
+
+
 def read_tensor(name: str, entry: TensorEntry, dtype: torch.dtype) -> torch.Tensor:
     """The tensor of ``entry`` as ``dtype``.
 
