@@ -121,6 +121,13 @@ def block_of(directory: ModelDirectory, layers: range, precision: str) -> LayerB
     return LayerBlock(directory, layers, **ends, placing=place(precision, "cpu", directory.config))
 
 
+def first_rows(directory: ModelDirectory) -> torch.Tensor:
+    """Three rows behind the first layer in int4."""
+    block = block_of(directory, range(1), "int4")
+    part = Part(RUN, 0, (0, 1, 2), (-1, 0, 1), (0, 1, 2), (5, 6, 7), (0, 1, 2), 3)
+    return block.run(part, None, block.new_cache(3))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_pass_over_a_files_layers_is_the_librarys(tmp_path: Path, family: str) -> None:
     """Over two blocks, of which each reads its own layer."""
@@ -229,10 +236,25 @@ def test_experts_in_four_bits_are_kept_by_stages_and_shards(tmp_path: Path) -> N
         )
         weight = experts.of(2).read(range(3, len(exact)), "int4")
         assert torch.equal(dequantise(weight, torch.float32), exact[3:])
-    ids = (5, 6, 7)
-    part = Part(RUN, 0, (0, 1, 2), (-1, 0, 1), (0, 1, 2), ids, (0, 1, 2), 3)
-    blocks = [block_of(held, range(1), "int4") for held in (directory, shard)]
-    assert torch.equal(*(block.run(part, None, block.new_cache(3)) for block in blocks))
+    assert torch.equal(*(first_rows(held) for held in (directory, shard)))
+
+
+def test_an_expert_that_comes_out_even_beside_another_alone_is_written_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_files, "FEED", 48)  # two of 48 outputs are in four bits, one in eight
+    file = tmp_path / "model.gguf"
+    write(file, "qwen3moe")
+    directory = open_directory(str(file))
+    write_shards(directory, ShardPlan((range(1), range(1, 2)), "int4"), tmp_path / "parts")
+    shard = open_directory(str(tmp_path / "parts/stage-1"))
+    prefix = "model.layers.0.mlp.experts.2."
+    found = {name.removeprefix(prefix) for name in shard.weight_files if name.startswith(prefix)}
+    assert found == {
+        *("gate_proj.weight", "up_proj.weight"),
+        *("down_proj.weight.codes", "down_proj.weight.scales"),
+    }
+    assert torch.equal(*(first_rows(held) for held in (directory, shard)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int4"])
