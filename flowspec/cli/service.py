@@ -197,7 +197,7 @@ def _workers(
             "passes": info.get("passes"),
             "refused": info.get("refused"),
             "KV blocks": _blocks(info),
-            "memory": _memory(info),
+            "needs": _memory(info),
             "runs on": placed(info),
         }
         for name, cell in cells.items():

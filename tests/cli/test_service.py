@@ -67,7 +67,7 @@ def test_piped_output_is_not_wrapped(
         "each stage has room for 900 KV rows, one a token"
     )
     names = ["worker", "state", "host", "process", "passes", "refused"]
-    assert head.split() == [*names, "KV", "blocks", "memory", "runs", "on"]
+    assert head.split() == [*names, "KV", "blocks", "needs", "runs", "on"]
     counts = ["ready", HOST, "4194304", "1000000000"]
     runs_on = ["nf4", "on", "cpu", "by", "bitsandbytes+cc-w8a16"]
     assert [row.split() for row in rows] == [
