@@ -41,7 +41,10 @@ ALLOWED = {
     "restarts": set[str](),
     "__main__": {"cli"},
 }
-ALLOWED["roles"] = {"strategies", "transport", "model", "core", "errors", "observe"}
+ALLOWED["roles"] = {
+    *("strategies", "transport", "model", "core", "errors", "observe"),
+    "flowspec",  # its version, which a lease tells
+}
 ALLOWED["doctor"] = {"roles", "transport", "model", "core", "errors"}
 ALLOWED["rehearse"] = ALLOWED["roles"] | {"roles"}
 ALLOWED["plan"] = ALLOWED["proof"] = ALLOWED["rehearse"] | {"rehearse"}
