@@ -34,7 +34,7 @@ WORKER_PACKAGES = frozenset(
     {"gguf", "jinja2", "safetensors", "tokenizers", "torch", "transformers"}
 )
 #: What errors of libraries say when memory is short, and how much of one is repeated, characters.
-_OF_MEMORY = ("t allocate memory", "out of memory", "object: Cannot allocate")
+_OF_MEMORY = ("t allocate memory", "out of memory")
 _SAID = 160
 
 

@@ -265,6 +265,12 @@ def test_a_shard_of_a_mixture_has_quantised_experts(
         assert rows_of(shard, block, placing) == rows_of(directory, block, placing)
 
 
+def test_a_matrix_that_no_layout_has_is_not_taken_for_an_experts_own() -> None:
+    prefix = "model.layers.0.mlp.experts"
+    assert own_matrix(f"{prefix}.3.down_proj.weight")
+    assert not any(map(own_matrix, (f"{prefix}.3.fc1.weight", f"{prefix}.down_proj.weight")))
+
+
 def test_experts_in_one_tensor_are_not_quantised_in_shards_and_it_says_so(
     family: Family, tmp_path: Path
 ) -> None:

@@ -24,7 +24,8 @@ _SEPARATE = (
     (("gate_proj.weight", "up_proj.weight"), ("down_proj.weight",)),
     (("w1.weight", "w3.weight"), ("w2.weight",)),
 )
-_OWN = re.compile(r"\.experts\.\d+\.[^.]+\.weight$")
+_PARTS = [part for layout in _SEPARATE for parts in layout for part in parts]
+_OWN = re.compile(rf"\.experts\.\d+\.({'|'.join(map(re.escape, _PARTS))})$")
 
 
 def own_matrix(name: str) -> bool:
