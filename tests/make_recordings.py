@@ -79,7 +79,7 @@ RECORDINGS: Mapping[str, Recording] = {
     "chain-2-stages-T1": Recording("chain:in_flight=4", 2, tokens=9, sampling=SAMPLED),
     "flowspec-2-stages-T0": Recording(f"flowspec:{BEAM}", 2),
     "flowspec-beside-others-2-stages-T1": Recording(
-        f"flowspec:{BEAM}", 2, tokens=8, sampling=SAMPLED, beside=2
+        f"flowspec:{BEAM}", 2, tokens=12, sampling=SAMPLED, beside=2
     ),
     "flowspec-head-2-stages-T0": Recording(f"flowspec:{BEAM}", 2, tokens=8, hidden=True),
     "flowspec-lockstep-3-stages-T1": Recording(
@@ -96,7 +96,7 @@ RECORDINGS: Mapping[str, Recording] = {
     ),
     "pruned_pp-3-stages-T0": Recording("pruned_pp:width=3,loops=3,nodes=20,segment=3", 3, tokens=9),
     "specpipe-3-stages-T0": Recording("specpipe:width=6,children=3,levels=2", 3, tokens=9),
-    "specpipe_db-2-stages-T0": Recording("specpipe_db:width=4,children=3", 2, tokens=8, beside=2),
+    "specpipe_db-2-stages-T0": Recording("specpipe_db:width=4,children=3", 2, tokens=12, beside=2),
     "specpipe_lossy_nucleus-2-stages-T1": Recording(
         "specpipe_lossy_nucleus:width=4,children=3", 2, tokens=8, sampling=SAMPLED
     ),
@@ -208,7 +208,7 @@ def record(wanted: Recording) -> list[str]:
     )
     simulation.submit("j", spec)
     for at in range(wanted.beside):
-        other = replace(spec, prompt="another", max_new_tokens=2 * wanted.tokens, record=False)
+        other = replace(spec, prompt="another", max_new_tokens=wanted.tokens // 2, record=False)
         simulation.submit(f"k{at}", other, at=1.0 + at)
     simulation.run()
     return merge(lines[max(lines)])

@@ -237,28 +237,38 @@ class Worker:
         refusals: dict[RunKey, Refused] = {}
         ops = list[Op](self._records)
         self._records = []
+        # What the stages wait for is sent before the drafter gets its rows.
+        learnt = [output for output in outputs if isinstance(output, Learn)]
         for output in outputs:
-            try:
-                ops += self._ops(output)
-            except Exception as error:
-                if not isinstance(output, Send | Commit | Allocate | Keep | Learn):
-                    raise
-                self._log.error("output failed", kind=type(output).__name__, exc_info=True)
-                run = _run_of(output)
-                reason = f"{self._link.address}: {_one_line(error)}"
-                refusals[run] = Refused(
-                    run, False, reason, isinstance(output, Commit), isinstance(output, Keep)
-                )
+            if not isinstance(output, Learn):
+                ops += self._performed(output, refusals)
         entries = bundled(ops, _run_of)
         codes = self._put(entries) if entries else []
         for op, code in zip(unbundled(entries), codes, strict=True):
             refused = self._refusal(op, code)
             if refused is not None and (refused.is_commit or refused.run not in refusals):
                 refusals[refused.run] = refused
+        for output in learnt:
+            self._performed(output, refusals)
         for output in outputs:
             if isinstance(output, Finish | Release):
                 self._end(output.run)
         return list(refusals.values())
+
+    def _performed(self, output: Output, refusals: dict[RunKey, Refused]) -> list[Op]:
+        """What is to be written for ``output``; nothing, and its run is refused, if that fails."""
+        try:
+            return self._ops(output)
+        except Exception as error:
+            if not isinstance(output, Send | Commit | Allocate | Keep | Learn):
+                raise
+            self._log.error("output failed", kind=type(output).__name__, exc_info=True)
+            run = _run_of(output)
+            reason = f"{self._link.address}: {_one_line(error)}"
+            refusals[run] = Refused(
+                run, False, reason, isinstance(output, Commit), isinstance(output, Keep)
+            )
+            return []
 
     def _put(self, ops: Sequence[Op]) -> list[Code]:
         self._wait_for_lease()

@@ -1,4 +1,4 @@
-"""A verify worker's memory: its shard, an interpreter and a small rest."""
+"""A verify worker's memory: its shard, an interpreter and a small rest; a GGUF file's load."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
 from flowspec.model.layers.block import tensor_prefixes
 from flowspec.model.weights.directory import default_pair, layer_ranges, open_directory
+from ops.bench.shard_process import ShardProcess
+from tests import gguf_files
 
 pytestmark = pytest.mark.live
 
@@ -87,3 +89,33 @@ def test_peak_memory_is_the_shard_plus_15_percent_plus_the_interpreter(tmp_path:
         share = (peak - bare) / shard
         print(f"| {stage} | {shard / 1024:.0f} | {peak / 1024:.0f} | {share:.2f} |")
         assert peak <= 1.15 * shard + bare
+
+
+@pytest.mark.heavy
+def test_loading_a_gguf_file_takes_at_most_a_fifth_more_than_its_layers_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"HIDDEN": 2048, "FEED": 8192, "HEADS": 32, "KEYS": 8, "SIZE": 64, "LAYERS": 8}
+    for name, value in sizes.items():
+        monkeypatch.setattr(gguf_files, name, value)
+    precisions = {
+        "Q4_1": ("int4", "bfloat16"),
+        "Q4_K": ("int4",),
+        "Q8_0": ("int8-block", "nf4"),
+        "Q6_K": ("int8-block", "bfloat16", "float32"),
+        "F16": ("float16", "bfloat16", "int8"),
+    }
+    print("\n| file, MiB | precision | layers, MiB | peak, MiB | ratio |\n|---|---|---|---|---|")
+    for kind, wanted in precisions.items():
+        file = tmp_path / f"{kind}.gguf"
+        gguf_files.write(file, "llama", kind)
+        for precision in wanted:
+            with ShardProcess(file, precision, 64, [1]) as process:
+                loaded = process.loaded
+            written, layers, peak = (
+                size >> 20 for size in (file.stat().st_size, loaded.nbytes, loaded.peak)
+            )
+            ratio = loaded.peak / loaded.nbytes
+            print(f"| {kind}, {written} | {precision} | {layers} | {peak} | {ratio:.2f} |")
+            assert loaded.peak <= 1.2 * loaded.nbytes
+        file.unlink()

@@ -132,12 +132,12 @@ def test_layers_in_c_that_are_not_equal_are_not_taken(
     family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compilable()
-    run = CompiledLayers.run
+    run = CompiledLayers._run
 
     def another_way(own: CompiledLayers, *given: Any) -> torch.Tensor:
         return run(own, *given).mul_(1.01)
 
-    monkeypatch.setattr(CompiledLayers, "run", another_way)
+    monkeypatch.setattr(CompiledLayers, "_run", another_way)
     block = block_of(family("qwen3"), "int8")
     path = block.lean
     assert path is not None
@@ -190,21 +190,25 @@ def test_layers_in_c_refuse_rows_that_are_not_theirs(family: Family) -> None:
     turn = torch.zeros((2, 2, 1, block._head_dim), dtype=block.dtype)
     rows = torch.zeros((2, hidden), dtype=block.dtype)
     bias = torch.zeros((1, 1, 2, 2), dtype=torch.float64)
-    given = [rows, range(1), turn, [new], [kept], [bias]]
-    assert layers.run(*given).shape == rows.shape
+    given = [rows, turn, [new], [kept], [bias]]
+
+    def decoded(hidden: torch.Tensor, *others: Any) -> torch.Tensor:
+        return layers.over(*others)(hidden, range(1), None)
+
+    assert decoded(*given).shape == rows.shape
     other = torch.float32 if block.dtype == torch.bfloat16 else torch.bfloat16
     for at, wrong in (
         (0, rows.to(other)),
         (0, rows[:, 1:]),
         (0, rows[:1]),
-        (2, turn.to(other)),
-        (4, [[kept[0].to(other)]]),
-        (5, [bias.float()]),
-        (5, [bias[..., :1]]),
-        (5, [bias[:, :, :1]]),
+        (1, turn.to(other)),
+        (3, [[kept[0].to(other)]]),
+        (4, [bias.float()]),
+        (4, [bias[..., :1]]),
+        (4, [bias[:, :, :1]]),
     ):
         with pytest.raises(ModelError):
-            layers.run(*[*given[:at], wrong, *given[at + 1 :]])
+            decoded(*[*given[:at], wrong, *given[at + 1 :]])
 
 
 def test_a_norm_whose_bits_differ_stays_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,16 @@
-"""Rows that arrive at a stage: their shape, with and without a drafter's sum beside them."""
+"""Rows that arrive: their shape, with and without a drafter's sum beside them, and their turn."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from flowspec.core.protocol.machine import Allocate
+from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.machine import Allocate, Complete, Learn
 from flowspec.core.protocol.messages import Returns
 from flowspec.core.protocol.row_types import ROW_TYPES
 from flowspec.core.protocol.work import Choice, Part, Pass, PassDone, WorkFailed
@@ -18,6 +20,8 @@ from flowspec.errors import GapError, WireError
 from flowspec.model.base import RowArray
 from flowspec.model.layers.taps import beside
 from flowspec.roles.performers import VerifyPerformer
+from flowspec.roles.worker import Worker
+from flowspec.transport.base import ReadResult
 
 RUN = RunKey("j", 1)
 WORK = Pass((Part(RUN, 1, (4, 5), (3, 4), (4, 5), (), (0, 2)),))
@@ -155,3 +159,18 @@ def test_a_pass_whose_parts_all_fail_asks_no_executor() -> None:
     assert isinstance(done, PassDone)
     assert all(isinstance(choice, WorkFailed) for choice in done.choices)
     assert stage.inputs is None
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_others_wait_for_is_written_before_the_drafter_gets_its_rows(fails: bool) -> None:
+    everyone = Mock()
+    everyone.machine.step.side_effect = [[Learn(RUN, 0, (1,)), Complete(RUN, ("next",))], []]
+    everyone.machine.deadline, everyone.machine.runnable = 0.0, False
+    everyone.link.read.return_value = ReadResult()
+    everyone.link.write.return_value = [Code.OK]
+    everyone.performer.learn.side_effect = WireError("cut") if fails else None
+    Worker(everyone.machine, everyone.link, everyone.performer).cycle()
+    calls = [name for name, *_ in everyone.mock_calls if name in ("link.write", "performer.learn")]
+    assert calls == ["link.write", "performer.learn"]
+    refused = [call.args[0] for call in everyone.machine.step.call_args_list[1:]]
+    assert [(one.run, "cut" in one.reason) for one in refused] == [(RUN, True)] * fails

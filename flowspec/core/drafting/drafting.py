@@ -30,6 +30,9 @@ from flowspec.errors import ProtocolError, StateError
 
 #: Most tree rows a drafter holds beyond the context; a growth that needs more ends early.
 DRAFT_TREE_ROWS = 2048
+#: Rows of the text that a drafter lags while the text is decoded plainly, before it catches up: a
+#: pass for every token would take a core from the stages, one over all of them delays the drafting.
+RESTING_ROWS = 16
 #: Most sources merged into one drafter; a source's number is unique over all drafters.
 MOST_SOURCES = 16
 
@@ -109,6 +112,7 @@ class Drafting:
         ]
         self._passes = [_PassTally() for _ in options.refreshed]
         self._active = 0
+        self._rests = False
 
     @property
     def growing(self) -> bool:
@@ -118,8 +122,10 @@ class Drafting:
     @property
     def has_work(self) -> bool:
         """Whether a pass could start now."""
-        lags = bool(self._caches) and self._caches[self._next_drafter].lags
-        return not self._asked.nodes and bool(self._wanted or lags)
+        if self._asked.nodes or self._wanted or not self._caches:
+            return not self._asked.nodes and bool(self._wanted)
+        cache = self._caches[self._next_drafter]
+        return cache.lags and (not self._rests or cache.lag >= RESTING_ROWS)
 
     @property
     def computed(self) -> tuple[int, ...]:
@@ -171,17 +177,20 @@ class Drafting:
 
     # ---- the growth ------------------------------------------------------------------------------
 
-    def begin(self, growth: Growth | None, *, idle: bool, drafter: int = 0) -> None:
+    def begin(
+        self, growth: Growth | None, *, idle: bool, drafter: int = 0, rests: bool = False
+    ) -> None:
         """Replace the current growth by ``growth``; the tree keeps its expansions.
 
         ``drafter``: the number of the drafter for this growth. A pass in progress ends with its own
-        drafter. StateError if the strategy drafts nothing.
+        drafter. ``rests``: nothing is drafted for now. StateError if the strategy drafts nothing.
         """
         if growth is not None and not self._caches:
             raise StateError("the strategy grows the tree, but its draft_width is 0")
         self._growth = growth
         self.began_idle = idle
         self._active = drafter
+        self._rests = rests
         self._growth_passes = 0
         self._wanted = ()
 

@@ -110,7 +110,8 @@ class PipelineFeed:
         self._strategy.pacing.begin_growth(idle=idle)
         growth = None if self._allowed.is_plain else self._strategy.grow(self.view, occasion)
         is_plain = self._allowed.is_plain or self._strategy.is_plain
-        self._drafting.begin(growth, idle=idle, drafter=self._strategy.drafter)
+        drafter = self._strategy.drafter
+        self._drafting.begin(growth, idle=idle, drafter=drafter, rests=is_plain)
         root_leaves = self._strategy.drafts_ahead and not self._strategy.holds_root
         if occasion is Occasion.ROUND and (growth is None or root_leaves):
             self.window.enqueue([self._tree.root])

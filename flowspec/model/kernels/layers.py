@@ -7,9 +7,10 @@ activation are modules too, for who runs the library's layers: both have the sam
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_double, c_int, c_long, c_void_p
 from dataclasses import dataclass
+from functools import partial
 from itertools import starmap
 from typing import Any, NamedTuple
 
@@ -19,6 +20,10 @@ from flowspec.errors import ModelError
 from flowspec.model.kernels.attention import KeptPiece, pieces_of
 from flowspec.model.kernels.compiled import ROWS
 from flowspec.model.kernels.integer import PackedMatrix
+
+#: Rows, ``[rows, hidden]``, a range of layers and what goes into its first product in place of the
+#: rows' norm, ``[rows, its inputs]``, if anything, to the rows after these layers.
+Decode = Callable[[torch.Tensor, range, torch.Tensor | None], torch.Tensor]
 
 
 class LinearParts(NamedTuple):
@@ -106,41 +111,51 @@ class CompiledLayers:
             *(c_long, c_long, c_int),  # most outputs and inputs, threads
         )
 
-    def run(
+    def over(
         self,
-        hidden: torch.Tensor,
-        layers: range,
         turn: torch.Tensor,
         added: Sequence[Sequence[torch.Tensor]],
         kept: Sequence[Sequence[torch.Tensor]],
         biases: Sequence[torch.Tensor],
-        entering: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """``hidden``, ``[rows, hidden]``, after ``layers``; the rows' keys and values are kept.
+    ) -> Decode:
+        """A pass, which keeps its rows' keys and values.
 
         ``turn``: cosines and signed sines, ``[rows, 2, 1, head_dim]``. ``added``, ``kept``,
         ``biases``: of each job whose rows these are, one's behind another's: where the keys and
         values of its rows go and where all up to them are, in pieces ``[layers, 2, key heads,
         rows, head_dim]``, and what is added to the scores, float64 ``[1, 1, shared x rows,
-        slots]``. ``entering``: what goes into the first product, in place of the norm of
-        ``hidden``, ``[rows, its inputs]``.
+        slots]``.
         """
-        found = hidden.clone(memory_format=torch.contiguous_format)
         jobs = (_Job * len(added))(*starmap(_job, zip(added, kept, biases, strict=True)))
         every = [rows for some in (*added, *kept) for rows in some]
         forms = {(*rows.shape[1:3], rows.shape[4], *rows.stride()[3:]) for rows in every}
-        types = {found.dtype, turn.dtype, *(rows.dtype for rows in every)}
+        types = {turn.dtype, *(rows.dtype for rows in every)}
+        count = sum(job.rows for job in jobs)
         shape = self._shape
         dim = shape.head_dim
         if (
-            found.shape != (sum(job.rows for job in jobs), shape.hidden)
-            or turn.shape != (len(found), 2, 1, dim)
+            turn.shape != (count, 2, 1, dim)
             or not turn.is_contiguous()
             or forms != {(2, shape.key_heads, dim, dim, 1)}
-            or min(len(rows) for rows in every) < layers.stop
+            or min(len(rows) for rows in every) < len(self._layers)
             or types != {self._type}
         ):
-            raise ModelError(f"layers over {tuple(found.shape)} rows of {types}")
+            raise ModelError(f"layers over {count} rows of {types}")
+        return partial(self._run, turn, jobs, (every, biases))
+
+    def _run(
+        self,
+        turn: torch.Tensor,
+        jobs: ctypes.Array[_Job],
+        held: object,  # what ``jobs`` point to
+        hidden: torch.Tensor,
+        layers: range,
+        entering: torch.Tensor | None,
+    ) -> torch.Tensor:
+        del held
+        if hidden.shape != (len(turn), self._shape.hidden) or hidden.dtype != self._type:
+            raise ModelError(f"layers over {tuple(hidden.shape)} rows of {hidden.dtype}")
+        found = hidden.clone(memory_format=torch.contiguous_format)
         if entering is not None:
             inputs = self._kept[layers.start].qkv.matrices[0].inputs
             entering = entering.contiguous()

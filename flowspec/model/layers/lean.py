@@ -22,7 +22,7 @@ from flowspec.core.protocol.work import Part
 from flowspec.core.run.key import RunKey
 from flowspec.errors import ConfigError
 from flowspec.model.kernels.attention import exact_attention_for
-from flowspec.model.kernels.layers import CompiledNorm
+from flowspec.model.kernels.layers import CompiledNorm, Decode
 from flowspec.model.layers.in_c import HEAD_NORMS, compiled_layers, qkv_of
 from flowspec.model.layers.joined import JoinedPart
 from flowspec.model.layers.linear import KernelLinear
@@ -189,34 +189,33 @@ class LeanLayers:
         slots = [cache.slots(own) for cache, own in zip(caches, counts, strict=True)]
         begin = 0
         readers = readers or {}
+        run = self._over(turn, slots, masks)
         for at in sorted({*readers, self._count}):
             if begin < at:
-                hidden = self._run(hidden, range(begin, at), turn, slots, masks, entering)
+                hidden = run(hidden, range(begin, at), entering)
                 entering = None
             if at in readers:
                 readers[at](hidden[:count])
             begin = at
         return self._norm(hidden)[:count]
 
-    def _run(
-        self,
-        hidden: torch.Tensor,
-        layers: range,
-        turn: torch.Tensor,
-        slots: Sequence[Slots],
-        biases: Sequence[torch.Tensor],
-        entering: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """``hidden`` after ``layers``; ``slots`` of all layers, the rest as ``LeanLayer.run``'s."""
+    def _over(
+        self, turn: torch.Tensor, slots: Sequence[Slots], biases: Sequence[torch.Tensor]
+    ) -> Decode:
+        """A pass; ``slots`` of all layers, the rest as ``LeanLayer.run``'s."""
         if self._compiled is not None:
             new, kept = zip(*slots, strict=True)
-            return self._compiled.run(hidden, layers, turn, new, kept, biases, entering)
+            return self._compiled.over(turn, new, kept, biases)
         by_job = [own.by_layer() for own in slots]
-        for at in layers:
-            own_slots = [own[at] for own in by_job]
-            hidden = self._layers[at].run(hidden, own_slots, turn, biases, entering)
-            entering = None
-        return hidden
+
+        def run(hidden: torch.Tensor, layers: range, entering: torch.Tensor | None) -> torch.Tensor:
+            for at in layers:
+                own_slots = [own[at] for own in by_job]
+                hidden = self._layers[at].run(hidden, own_slots, turn, biases, entering)
+                entering = None
+            return hidden
+
+        return run
 
 
 class Turns:

@@ -6,7 +6,7 @@ import pytest
 
 from flowspec.core.drafting.beam_growth import BeamSearch
 from flowspec.core.drafting.drafter_cache import CATCH_UP_ROWS
-from flowspec.core.drafting.drafting import Drafting, DraftingOptions
+from flowspec.core.drafting.drafting import RESTING_ROWS, Drafting, DraftingOptions
 from flowspec.core.protocol.work import Draft, DraftDone, Pruned
 from flowspec.core.run.key import RunKey
 from flowspec.core.tree.tree import Expansion, Node, Tree
@@ -253,3 +253,24 @@ def test_a_pass_takes_what_passes_of_the_drafter_at_work_took() -> None:
     assert drafting.pass_seconds == 0.5
     drafting.begin(None, idle=False, drafter=1)
     assert drafting.pass_seconds == 2.0
+
+
+@pytest.mark.parametrize("refreshed", [False, True])
+def test_while_the_text_is_decoded_plainly_a_pass_waits_for_several_rows(refreshed: bool) -> None:
+    drafting = Drafting(RUN, (7, 8), DraftingOptions(WIDTH, refreshed=(refreshed,)))
+    tree = planted(2)
+    drafting.commit(nodes((1, 8)), tree.root, tree)
+    passes = []
+    for position in range(3, 3 + RESTING_ROWS + 4):
+        drafting.begin(None, idle=False, rests=True)
+        if drafting.has_work:
+            passes.append(work(drafting, tree))
+            drafting.done(DraftDone((), ()), tree)
+        old = tree.root
+        root = tree.plant(60, position, old)
+        drafting.commit(nodes((old, 60)), root, tree)
+    assert [len(one.part.ids) for one in passes] == [RESTING_ROWS]
+    assert drafting.computed == (RESTING_ROWS,)
+    assert not drafting.has_work
+    drafting.begin(None, idle=False)
+    assert drafting.has_work, "and what is left is computed as soon as something may be drafted"
