@@ -29,7 +29,6 @@ from flowspec.errors import FlowSpecError, StateError
 from flowspec.model.weights.directory import default_pair
 from flowspec.results import Result, reported
 from ops.bench.arguments import count, counts, latencies, prompt_sets
-from ops.bench.report import machine_line
 from ops.parser import Parser
 from ops.peer.pipelines import our_pipeline, seconds_per_token
 
@@ -85,7 +84,6 @@ def main() -> None:
     given = parser.parse_args()
     prompts = spread(given.prompts, given.count + 1)
     strategies = [PLAIN, *given.strategies.split()]
-    print(f"Measured on {machine_line()}.\n")
     print("*Ratio*: the median of the prompts' ratios, and the largest.\n")
     print(
         "| precision | stages | latency, ms | strategy | tokens a step | plain, ms a token "

@@ -219,7 +219,7 @@ class CompiledSilu(torch.nn.Module):
 
 
 def _job(added: Sequence[torch.Tensor], kept: Sequence[torch.Tensor], bias: torch.Tensor) -> _Job:
-    """One job's part of a pass, as ``CompiledLayers.run`` takes it."""
+    """One job's part of a pass, as ``CompiledLayers.over`` takes it."""
     rows, slots = (sum(piece.shape[-2] for piece in pieces) for pieces in (added, kept))
     if bias.dtype != torch.float64 or not bias.is_contiguous():
         raise ModelError("attention with a mask that is not float64, or not in one piece")
