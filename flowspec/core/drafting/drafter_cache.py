@@ -69,6 +69,11 @@ class DrafterCache:
         return len(self._lag)
 
     @property
+    def has_prompt(self) -> bool:
+        """Whether all rows of the prompt are computed."""
+        return self._rows.context >= self._rows.prompt_length
+
+    @property
     def overdue(self) -> bool:
         """Whether this is a refreshed drafter that lags by at least a whole pass.
 

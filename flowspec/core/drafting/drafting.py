@@ -30,8 +30,8 @@ from flowspec.errors import ProtocolError, StateError
 
 #: Most tree rows a drafter holds beyond the context; a growth that needs more ends early.
 DRAFT_TREE_ROWS = 2048
-#: Rows of the text that a drafter lags while the text is decoded plainly, before it catches up: a
-#: pass for every token would take a core from the stages, one over all of them delays the drafting.
+#: Rows that a drafter lags behind a text that is decoded plainly, before it catches up: a pass for
+#: every token would take a core from the stages, one over all of them delays the drafting.
 RESTING_ROWS = 16
 #: Most sources merged into one drafter; a source's number is unique over all drafters.
 MOST_SOURCES = 16
@@ -125,7 +125,9 @@ class Drafting:
         if self._asked.nodes or self._wanted or not self._caches:
             return not self._asked.nodes and bool(self._wanted)
         cache = self._caches[self._next_drafter]
-        return cache.lags and (not self._rests or cache.lag >= RESTING_ROWS)
+        # Other runs may wait for a prompt's rows.
+        rests = self._rests and cache.has_prompt and cache.lag < RESTING_ROWS
+        return cache.lags and not rests
 
     @property
     def computed(self) -> tuple[int, ...]:

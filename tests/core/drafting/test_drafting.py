@@ -256,7 +256,7 @@ def test_a_pass_takes_what_passes_of_the_drafter_at_work_took() -> None:
 
 
 @pytest.mark.parametrize("refreshed", [False, True])
-def test_while_the_text_is_decoded_plainly_a_pass_waits_for_several_rows(refreshed: bool) -> None:
+def test_beside_plain_decoding_a_pass_behind_the_prompt_waits_for_rows(refreshed: bool) -> None:
     drafting = Drafting(RUN, (7, 8), DraftingOptions(WIDTH, refreshed=(refreshed,)))
     tree = planted(2)
     drafting.commit(nodes((1, 8)), tree.root, tree)
@@ -269,8 +269,8 @@ def test_while_the_text_is_decoded_plainly_a_pass_waits_for_several_rows(refresh
         old = tree.root
         root = tree.plant(60, position, old)
         drafting.commit(nodes((old, 60)), root, tree)
-    assert [len(one.part.ids) for one in passes] == [RESTING_ROWS]
-    assert drafting.computed == (RESTING_ROWS,)
+    assert [len(one.part.ids) for one in passes] == [2, RESTING_ROWS]
+    assert drafting.computed == (2 + RESTING_ROWS,)
     assert not drafting.has_work
     drafting.begin(None, idle=False)
     assert drafting.has_work, "and what is left is computed as soon as something may be drafted"
