@@ -245,9 +245,7 @@ class Worker:
         entries = bundled(ops, _run_of)
         codes = self._put(entries) if entries else []
         for op, code in zip(unbundled(entries), codes, strict=True):
-            refused = self._refusal(op, code)
-            if refused is not None and (refused.is_commit or refused.run not in refusals):
-                refusals[refused.run] = refused
+            _note(refusals, self._refusal(op, code))
         for output in learnt:
             self._performed(output, refusals)
         for output in outputs:
@@ -265,9 +263,8 @@ class Worker:
             self._log.error("output failed", kind=type(output).__name__, exc_info=True)
             run = _run_of(output)
             reason = f"{self._link.address}: {_one_line(error)}"
-            refusals[run] = Refused(
-                run, False, reason, isinstance(output, Commit), isinstance(output, Keep)
-            )
+            is_commit, is_keep = isinstance(output, Commit), isinstance(output, Keep)
+            _note(refusals, Refused(run, False, reason, is_commit, is_keep))
             return []
 
     def _put(self, ops: Sequence[Op]) -> list[Code]:
@@ -350,6 +347,12 @@ class Worker:
 
     def _record(self, run: RunKey, line: str) -> None:
         self._records.append(Record(run, line))
+
+
+def _note(refusals: dict[RunKey, Refused], refused: Refused | None) -> None:
+    """Add ``refused``: of a run's refusals its commit's counts, or else the first."""
+    if refused is not None and (refused.is_commit or refused.run not in refusals):
+        refusals[refused.run] = refused
 
 
 def _failed(work: Work, error: Exception) -> WorkResult:

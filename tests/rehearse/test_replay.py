@@ -65,6 +65,9 @@ RECORDINGS = sorted(FOLDER.glob("*.jsonl"))
 
 def test_the_recordings_are_those_that_the_command_makes() -> None:
     assert {file.stem for file in RECORDINGS} == {*recordings.RECORDINGS, recordings.LIVE}
+    for name, recipe in recordings.RECORDINGS.items():
+        made = "".join(f"{line}\n" for line in recordings.record(recipe))
+        assert made == (FOLDER / f"{name}.jsonl").read_text(encoding="utf-8"), name
 
 
 @pytest.mark.parametrize("file", RECORDINGS, ids=lambda file: file.stem)

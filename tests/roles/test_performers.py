@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from flowspec.core.protocol.codes import Code
-from flowspec.core.protocol.machine import Allocate, Complete, Learn
+from flowspec.core.protocol.machine import Allocate, Commit, Complete, Learn, Refused
 from flowspec.core.protocol.messages import Returns
 from flowspec.core.protocol.row_types import ROW_TYPES
 from flowspec.core.protocol.work import Choice, Part, Pass, PassDone, WorkFailed
@@ -21,7 +21,7 @@ from flowspec.model.base import RowArray
 from flowspec.model.layers.taps import beside
 from flowspec.roles.performers import VerifyPerformer
 from flowspec.roles.worker import Worker
-from flowspec.transport.base import ReadResult
+from flowspec.transport.base import CommitText, ReadResult
 
 RUN = RunKey("j", 1)
 WORK = Pass((Part(RUN, 1, (4, 5), (3, 4), (4, 5), (), (0, 2)),))
@@ -172,5 +172,26 @@ def test_what_others_wait_for_is_written_before_the_drafter_gets_its_rows(fails:
     Worker(everyone.machine, everyone.link, everyone.performer).cycle()
     calls = [name for name, *_ in everyone.mock_calls if name in ("link.write", "performer.learn")]
     assert calls == ["link.write", "performer.learn"]
-    refused = [call.args[0] for call in everyone.machine.step.call_args_list[1:]]
-    assert [(one.run, "cut" in one.reason) for one in refused] == [(RUN, True)] * fails
+    assert [(one.run, "cut" in one.reason) for one in refusals_of(everyone)] == [
+        (RUN, True)
+    ] * fails
+
+
+def test_a_refused_commit_is_told_even_if_the_drafter_cannot_take_the_rows() -> None:
+    everyone = Mock()
+    commit = Commit(RUN, 0, 0, 1, (7,), "", (), ())
+    everyone.machine.step.side_effect = [[Learn(RUN, 0, (1,)), commit], []]
+    everyone.machine.deadline, everyone.machine.runnable = 0.0, False
+    everyone.link.read.return_value = ReadResult()
+    everyone.link.write.return_value = [Code.GAP]
+    everyone.performer.written.return_value = CommitText(commit, "", (0,))
+    everyone.performer.learn.side_effect = WireError("cut")
+    Worker(everyone.machine, everyone.link, everyone.performer).cycle()
+    assert [(one.run, one.is_commit) for one in refusals_of(everyone)] == [(RUN, True)]
+
+
+def refusals_of(everyone: Mock) -> list[Refused]:
+    """What the worker told its machine after the first step."""
+    told = [call.args[0] for call in everyone.machine.step.call_args_list[1:]]
+    assert all(isinstance(one, Refused) for one in told)
+    return told

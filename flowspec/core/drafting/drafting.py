@@ -122,8 +122,10 @@ class Drafting:
     @property
     def has_work(self) -> bool:
         """Whether a pass could start now."""
-        if self._asked.nodes or self._wanted or not self._caches:
-            return not self._asked.nodes and bool(self._wanted)
+        if self._asked.nodes or not self._caches:
+            return False
+        if self._wanted:
+            return True
         cache = self._caches[self._next_drafter]
         # Other runs may wait for a prompt's rows.
         rests = self._rests and cache.has_prompt and cache.lag < RESTING_ROWS
