@@ -8,12 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quants
+from gguf import (
+    GGML_QUANT_SIZES,
+    ExpertGatingFuncType,
+    GGMLQuantizationType,
+    GGUFWriter,
+    RopeScalingType,
+    quants,
+)
 
 from flowspec.model.weights.directory import default_pair
 
 HIDDEN, FEED, HEADS, KEYS, SIZE, LAYERS, EXPERTS = 256, 256, 4, 2, 64, 2, 3
 _MERGES = 40
+#: Families of mixtures.
+MIXTURES = ("qwen2moe", "qwen3moe", "gpt-oss", "minimax-m2")
 #: Bytes of a block of the types that the package only reads, where its two-byte scales lie.
 _SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 
@@ -53,9 +62,14 @@ def _attention(family: str) -> dict[str, tuple[int, ...]]:
     }
     if family == "phi3":
         return found | {"attn_qkv.weight": (width + 2 * keys, HIDDEN)}
+    if family == "gpt-oss":
+        found["post_attention_norm.weight"] = found.pop("ffn_norm.weight")
+        found |= {"attn_output.bias": (HIDDEN,), "attn_sinks.weight": (HEADS,)}
+    if family == "minimax-m2":
+        found |= {"attn_q_norm.weight": (width,), "attn_k_norm.weight": (keys,)}
     for name, rows in (("q", width), ("k", keys), ("v", keys)):
         found[f"attn_{name}.weight"] = (rows, HIDDEN)
-        if family.startswith("qwen2"):
+        if family.startswith(("qwen2", "gpt-oss")):
             found[f"attn_{name}.bias"] = (rows,)
     if family.startswith(("qwen3", "gemma3")):
         found |= {"attn_q_norm.weight": (SIZE,), "attn_k_norm.weight": (SIZE,)}
@@ -67,10 +81,15 @@ def _feed_forward(family: str) -> dict[str, tuple[int, ...]]:
     if family == "phi3":
         return {"ffn_up.weight": (2 * FEED, HIDDEN), "ffn_down.weight": outward}
     parts = {"ffn_gate": inward, "ffn_up": inward, "ffn_down": outward}
-    if not family.endswith("moe"):
+    if family not in MIXTURES:
         return {f"{name}.weight": shape for name, shape in parts.items()}
     found: dict[str, tuple[int, ...]] = {"ffn_gate_inp.weight": (EXPERTS, HIDDEN)}
     found |= {f"{name}_exps.weight": (EXPERTS, *shape) for name, shape in parts.items()}
+    if family == "gpt-oss":
+        found["ffn_gate_inp.bias"] = (EXPERTS,)
+        found |= {f"{name}_exps.bias": (EXPERTS, shape[0]) for name, shape in parts.items()}
+    if family == "minimax-m2":
+        found["exp_probs_b.bias"] = (EXPERTS,)
     if family == "qwen2moe":
         found["ffn_gate_inp_shexp.weight"] = (HIDDEN,)
         found |= {f"{name}_shexp.weight": shape for name, shape in parts.items()}
@@ -110,7 +129,8 @@ def write(
     tensors: dict[str, Any] = {}
     for name, shape in shapes(family, tied=tied).items():
         values = source.normal(0, 0.08, shape).astype(np.float32)
-        tensors[name] = values if len(shape) == 1 else _packed(values, kind, source)
+        plain = len(shape) == 1 or name.endswith(".bias")
+        tensors[name] = values if plain else _packed(values, kind, source)
     tensors |= extra or {}
     names = list(tensors)
     for part in range(parts):
@@ -145,7 +165,15 @@ def _write_facts(writer: GGUFWriter, family: str) -> None:
     else:
         writer.add_key_length(SIZE)
         writer.add_value_length(SIZE)
-    if family.endswith("moe"):
+    if family == "minimax-m2":
+        writer.add_rope_dimension_count(SIZE // 2)
+        writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+    if family == "gpt-oss":
+        writer.add_sliding_window(16)
+        writer.add_rope_scaling_type(RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(32.0)
+        writer.add_rope_scaling_orig_ctx_len(16)
+    if family in MIXTURES:
         writer.add_expert_count(EXPERTS)
         writer.add_expert_used_count(2)
         writer.add_expert_feed_forward_length(FEED)

@@ -18,7 +18,7 @@ import torch
 
 from flowspec.errors import ConfigError, ModelError
 from flowspec.model.layers.block import linear_names, tensor_prefixes
-from flowspec.model.layers.expert_matrices import own_matrix, read_as
+from flowspec.model.layers.expert_matrices import of_all_experts, own_matrix, read_as
 from flowspec.model.weights import gguf
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.manifest import AS_STORED, MANIFEST, Manifest, ShardFile, file_digest
@@ -90,9 +90,7 @@ def write_shards(
     if directory.shard is not None:
         raise ModelError(f"{directory.path} is a shard itself; give the folder of the whole model")
     quantised = plan.dtype != AS_STORED and PRECISIONS[plan.dtype].quantised
-    if quantised and any(
-        ".experts." in name and not own_matrix(name) for name in directory.weight_files
-    ):
+    if quantised and any(of_all_experts(name) for name in directory.weight_files):
         raise ModelError(
             f"{directory.path} is a mixture with all experts in one tensor, which are not written "
             f"in {plan.dtype}; leave out --dtype, and start the workers with --dtype {plan.dtype}"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from flowspec.model.layers.architecture import library_model
-from flowspec.model.layers.expert_matrices import ExpertMatrices
+from flowspec.model.layers.expert_matrices import ExpertMatrices, mixture_names
 from flowspec.model.layers.experts import WEIGHTS, is_experts
 from flowspec.model.layers.linear import Matrix
 from flowspec.model.layers.placing import Placing
@@ -87,6 +87,7 @@ class Library:
         """Give linear layers and experts the values that stages have in the placing."""
         placing = self._placing
         head = self._model.get_output_embeddings()
+        stored = mixture_names(self._directory)
         for name, module in self._model.named_modules():
             if isinstance(module, torch.nn.Linear):
                 precision = placing.head if module is head else placing.precision
@@ -100,7 +101,7 @@ class Library:
                 for at, kind in enumerate(WEIGHTS):
                     for expert, own in enumerate(getattr(module, kind).data):
                         matrix = own.t() if module.is_transposed else own
-                        matrix.copy_(self._expert(name, at, expert, matrix))
+                        matrix.copy_(self._expert(stored(name), module, at, expert, matrix))
 
     def _as_stages_have(self, name: str, matrix: torch.Tensor, precision: str) -> torch.Tensor:
         """The values of ``matrix``, which is ``name`` if there is one, in ``precision``."""
@@ -108,13 +109,22 @@ class Library:
             return _rounded(matrix, precision)
         return _read(StoredWeight(self._directory, name), matrix, precision)
 
-    def _expert(self, name: str, at: int, expert: int, matrix: torch.Tensor) -> torch.Tensor:
-        """The values of ``matrix``, of an expert in the module ``name``, as stages have them."""
+    def _expert(
+        self, name: str, module: Any, at: int, expert: int, matrix: torch.Tensor
+    ) -> torch.Tensor:
+        """The values of ``matrix``, of an expert in ``module``, as stages have them."""
         precision = self._placing.precision
         if not self._directory.of_gguf:
             return _rounded(matrix, precision)
         shape = (matrix.shape[0], matrix.shape[1])
-        experts = ExpertMatrices(self._directory, name, at, shape, transposed=False)
+        experts = ExpertMatrices(
+            self._directory,
+            name,
+            at,
+            shape,
+            transposed=False,
+            interleaved=not module.is_concatenated,
+        )
         return _read(experts.of(expert), matrix, precision)
 
     @torch.inference_mode()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGUFReader, dequantize
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from flowspec.core.protocol.work import Part
@@ -19,6 +20,7 @@ from flowspec.core.run.key import RunKey
 from flowspec.errors import ConfigError, ModelError
 from flowspec.model.base import placed
 from flowspec.model.kernels import kernels_for
+from flowspec.model.kernels.integer import Integer
 from flowspec.model.layers.architecture import library_model
 from flowspec.model.layers.block import LayerBlock
 from flowspec.model.layers.expert_matrices import ExpertMatrices
@@ -26,7 +28,7 @@ from flowspec.model.layers.linear import load_linear
 from flowspec.model.layers.placing import choose_precision, place
 from flowspec.model.shards import ShardPlan, write_shards
 from flowspec.model.text.tokenizer import Tokenizer
-from flowspec.model.weights.convert import write_folder
+from flowspec.model.weights.convert import library_tensors, write_folder
 from flowspec.model.weights.directory import ModelDirectory, default_pair, open_directory
 from flowspec.model.weights.gguf import INDEX
 from flowspec.model.weights.manifest import AS_STORED
@@ -37,12 +39,15 @@ from flowspec.model.weights.stored_weight import StoredWeight
 from flowspec.model.weights.tensors import read_rows, read_tensor
 from ops.peer import convert
 from tests import gguf_files
-from tests.gguf_files import EXPERTS, HEADS, SIZE, write
+from tests.gguf_files import EXPERTS, FEED, HEADS, HIDDEN, MIXTURES, SIZE, write
 from tests.precisions import SERVED
 
-FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "qwen2moe", "qwen3moe")
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", *MIXTURES)
 RUN = RunKey("job", 1)
-TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+TYPES = (
+    *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
+    *("Q4_K", "Q5_K", "Q6_K", "MXFP4"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -53,10 +58,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def values(directory: ModelDirectory, name: str) -> torch.Tensor:
     """The tensor that the library calls ``name``; a mixture's experts are one there."""
+    if directory.config["model_type"] == "gpt_oss":
+        return library_tensors(directory)[name].read(torch.float32)
+    names = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+    if directory.config["model_type"] == "minimax_m2":
+        names = {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}
+        name = name.replace(".mlp.", ".block_sparse_moe.")
     prefix, experts, kind = name.partition(".experts.")
     if not experts:
         return read_tensor(name, directory.tensor(name), torch.float32)
-    parts = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
+    parts = names[kind]
     return torch.stack(
         [
             torch.cat(
@@ -72,10 +83,59 @@ def values_of(directory: ModelDirectory, name: str) -> torch.Tensor:
 
 
 def library(file: Path, directory: ModelDirectory) -> Any:
-    """The model as the library reads the file, with our sizes: it passes some of them over."""
+    """The model as the library reads the file, with our sizes: it passes some of them over.
+
+    Of gpt-oss, whose files it does not read, the file's tensors in the library's layout.
+    """
     config = AutoConfig.from_pretrained(directory.path)
+    if config.model_type == "gpt_oss":
+        made = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        made.load_state_dict(gpt_oss_tensors(file))
+        return made.eval()
     given = {"gguf_file": file.name, "dtype": torch.float32}
     return AutoModelForCausalLM.from_pretrained(str(file.parent), config=config, **given)
+
+
+def gpt_oss_tensors(file: Path) -> dict[str, torch.Tensor]:
+    """What is in a file of gpt-oss, by the names and in the layout that the library has."""
+    stored = {
+        tensor.name: torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
+        for tensor in GGUFReader(file).tensors
+    }
+    found = {
+        "model.embed_tokens.weight": stored["token_embd.weight"],
+        "model.norm.weight": stored["output_norm.weight"],
+        "lm_head.weight": stored["output.weight"],
+    }
+    for at in range(gguf_files.LAYERS):
+        of = {
+            name.removeprefix(f"blk.{at}."): value
+            for name, value in stored.items()
+            if name.startswith(f"blk.{at}.")
+        }
+        layer = {
+            "input_layernorm.weight": of["attn_norm.weight"],
+            "post_attention_layernorm.weight": of["post_attention_norm.weight"],
+            "self_attn.sinks": of["attn_sinks.weight"],
+        }
+        for leaf in ("weight", "bias"):
+            for ours, theirs in (("q", "q"), ("k", "k"), ("v", "v"), ("o", "output")):
+                layer[f"self_attn.{ours}_proj.{leaf}"] = of[f"attn_{theirs}.{leaf}"]
+            layer[f"mlp.router.{leaf}"] = of[f"ffn_gate_inp.{leaf}"]
+        gates, ups, downs = (of[f"ffn_{part}_exps.weight"] for part in ("gate", "up", "down"))
+        both = torch.empty((EXPERTS, HIDDEN, 2 * FEED))
+        both[..., ::2], both[..., 1::2] = gates.mT, ups.mT
+        biases = torch.empty((EXPERTS, 2 * FEED))
+        biases[..., ::2], biases[..., 1::2] = of["ffn_gate_exps.bias"], of["ffn_up_exps.bias"]
+        experts = {
+            "gate_up_proj": both,
+            "gate_up_proj_bias": biases,
+            "down_proj": downs.mT.contiguous(),
+            "down_proj_bias": of["ffn_down_exps.bias"],
+        }
+        layer |= {f"mlp.experts.{name}": value for name, value in experts.items()}
+        found |= {f"model.layers.{at}.{name}": value for name, value in layer.items()}
+    return found
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -86,6 +146,13 @@ def test_every_family_has_the_librarys_values_and_config(tmp_path: Path, family:
     for name, expected in library(file, directory).state_dict().items():
         if name != "lm_head.weight" or not directory.tied:
             assert torch.equal(values(directory, name), expected), name
+    if family == "gpt-oss":  # the library cannot read its metadata
+        rope = directory.config["rope_parameters"]
+        assert (rope["rope_type"], rope["factor"], rope["truncate"]) == ("yarn", 32.0, False)
+        assert rope["original_max_position_embeddings"] == 16
+        assert directory.config["sliding_window"] == 16
+        assert directory.config["num_local_experts"] == EXPERTS
+        return
     read = AutoConfig.from_pretrained(str(tmp_path), gguf_file=file.name)
     known = json.loads(read.to_json_string(use_diff=False))
     sizes = {"head_dim", "sliding_window", "moe_intermediate_size"}
@@ -112,7 +179,7 @@ def test_every_type_has_the_librarys_values(tmp_path: Path, kind: str) -> None:
     wanted = choose_precision("auto", "cpu", {"dtype": wanted})
     assert directory.config["gguf_types"] == {kind: 1 + 7 * gguf_files.LAYERS}
     own = "int4" if kind.startswith("Q4") else "int8-block"
-    chosen = own if kind.startswith("Q") and own in SERVED else wanted
+    chosen = own if kind not in ("F32", "F16", "BF16") and own in SERVED else wanted
     assert choose_precision("auto", "cpu", directory.config) == chosen
 
 
@@ -150,7 +217,8 @@ def test_a_pass_over_a_files_layers_is_the_librarys(tmp_path: Path, family: str)
 @pytest.mark.parametrize(
     ("kind", "precision", "how"),
     [
-        ("Q4_1", "int4", "kept"),
+        ("Q4_1", "int4", "codes kept" if Integer(4).missing() else "kept"),
+        ("Q4_K", "int4", "codes kept"),
         ("Q4_1", "bfloat16", "rounded"),
         ("Q4_1", "float32", "kept"),
         ("Q6_K", "int8", "rounded"),
@@ -431,7 +499,7 @@ def test_phi3s_long_and_short_factors_are_used(tmp_path: Path) -> None:
 # ---- what else reads them ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3moe", "gemma3", "phi3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3moe", "gemma3", "phi3", "gpt-oss", "minimax-m2"])
 def test_the_library_reads_what_was_converted(tmp_path: Path, family: str) -> None:
     file = tmp_path / "model.gguf"
     write(file, family, "Q8_0")

@@ -16,9 +16,9 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.utils.logging import disable_progress_bar
 
 from flowspec.errors import ModelError
+from flowspec.model.weights.convert import library_tensors
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.families import TESTED_FAMILIES
-from flowspec.model.weights.tensors import read_tensor
 
 #: Layer types that are attention over rows, which can be kept, moved and dropped one by one.
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -70,8 +70,7 @@ def library_model(directory: ModelDirectory, dtype: torch.dtype) -> Any:
         ).eval()
     # The library's own reading passes over some sizes.
     config = read_config(directory)
-    names = directory.weight_files
-    values = {name: read_tensor(name, directory.tensor(name), dtype) for name in names}
+    values = {name: one.read(dtype) for name, one in library_tensors(directory).items()}
     with torch.device("meta"):
         kind: Any = type(AutoModelForCausalLM.from_config(config))
     return kind.from_pretrained(None, config=config, state_dict=values, dtype=dtype).eval()

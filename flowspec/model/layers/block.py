@@ -21,6 +21,7 @@ from transformers import PretrainedConfig
 from flowspec.core.protocol.work import Part
 from flowspec.errors import ModelError
 from flowspec.model.base import RowArray
+from flowspec.model.kernels.integer import Integer
 from flowspec.model.layers.architecture import build, read_config
 from flowspec.model.layers.lean import (
     LIBRARY,
@@ -147,16 +148,24 @@ class LayerBlock(torch.nn.Module):
         """``facts`` without what a test of the rows tells."""
         config = self.config.to_dict()
         stored = "+".join(config.get("gguf_types", ()))
-        exact = self.placing.precision in (config.get(KEPT), "float32")
-        how = "kept" if exact else "rounded"
         return {
-            **({"stored": f"{how} from {stored}"} if stored else {}),
+            **({"stored": f"{self._how_stored(stored)} from {stored}"} if stored else {}),
             "precision": self.placing.precision,
             "device": str(self.device),
             "kernels": list(self.kernels),
             "layers_by": LIBRARY if self.lean is None else self.lean.name,
             "weights_mib": round(self.nbytes / 2**20, 1),
         }
+
+    def _how_stored(self, types: str) -> str:
+        """Whether the layers have the values of a GGUF file of ``types``, or its codes alone."""
+        precision = self.placing.precision
+        if precision not in (self.config.to_dict().get(KEPT), "float32"):
+            return "rounded"
+        # Scales of Q4_K are products, and only ours multiplies by scales as they are.
+        ours = Integer(4).name in self.kernels
+        exact = precision != "int4" or (ours and "Q4_K" not in types)
+        return "kept" if exact else "codes kept"
 
     @property
     def nbytes(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +13,7 @@ from flowspec.model.layers.experts import WEIGHTS
 from flowspec.model.layers.joined import Stack
 from flowspec.model.layers.linear import Matrix
 from flowspec.model.weights.directory import ModelDirectory
+from flowspec.model.weights.precision import PRECISIONS
 from flowspec.model.weights.quantise import Weight, quantise
 from flowspec.model.weights.stored_weight import CODES, StoredWeight
 from flowspec.model.weights.tensor_files import TensorEntry
@@ -25,12 +26,26 @@ _SEPARATE = (
     (("w1.weight", "w3.weight"), ("w2.weight",)),
 )
 _PARTS = [part for layout in _SEPARATE for parts in layout for part in parts]
+#: The library's name of a mixture in a layer, and the one that some checkpoints have.
+_RENAMED = (".mlp.", ".block_sparse_moe.")
 _OWN = re.compile(rf"\.experts\.\d+\.({'|'.join(map(re.escape, _PARTS))})$")
+_OF_ALL = re.compile(r"\.experts\.\D")
+
+
+def mixture_names(directory: ModelDirectory) -> Callable[[str], str]:
+    """From the library's names to those in the checkpoint ``directory``."""
+    renamed = any(_RENAMED[1] in name for name in directory.weight_files)
+    return lambda name: name.replace(*_RENAMED) if renamed else name
 
 
 def own_matrix(name: str) -> bool:
     """Whether the tensor ``name`` is a matrix of one expert, and no other's."""
     return _OWN.search(name) is not None
+
+
+def of_all_experts(name: str) -> bool:
+    """Whether the tensor ``name`` is of all experts of a mixture."""
+    return _OF_ALL.search(name) is not None
 
 
 def read_as(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -44,7 +59,7 @@ class ExpertMatrices:
 
     ``prefix``: the stored name of the module of experts. ``at``: which of ``WEIGHTS`` is read, a
     matrix of ``shape`` for each expert. ``transposed``: a tensor of all experts holds it with rows
-    and columns exchanged.
+    and columns exchanged. ``interleaved``: the rows of its parts follow each other in turn.
     """
 
     def __init__(
@@ -55,8 +70,10 @@ class ExpertMatrices:
         shape: tuple[int, int],
         *,
         transposed: bool,
+        interleaved: bool = False,
     ) -> None:
         self.shape = shape
+        self._interleaved = interleaved
         self._directory = directory
         self._prefix = prefix
         self._at = at
@@ -80,10 +97,15 @@ class ExpertMatrices:
         height = self.shape[0] // len(parts)
         for part, matrix in zip(parts, matrices, strict=True):
             check_shape(prefix + part, matrix.shape, (height, self.shape[1]))
-        return Stack(matrices)
+        return _Interleaved(matrices) if self._interleaved else Stack(matrices)
 
     def bias(self, expert: int, dtype: torch.dtype) -> torch.Tensor:
-        """The expert's bias, which is in one tensor with all others."""
+        """The expert's bias; of checkpoints, in one tensor with all others."""
+        owner = f"{self._prefix}.{expert}."
+        parts = [f"{owner}{part.removesuffix('weight')}bias" for part in _SEPARATE[0][self._at]]
+        if parts[0] in self._directory.weight_files:
+            values = [read_tensor(one, self._directory.tensor(one), dtype) for one in parts]
+            return torch.stack(values, dim=-1).flatten()
         name = f"{self._name}_bias"
         entry = _member(self._directory.tensor(name), expert)
         check_shape(name, entry.shape, self.shape[:1])
@@ -109,6 +131,30 @@ class ExpertMatrices:
         values = convert_moe_packed_tensors(*parts)[0].t()
         check_shape(f"{self._name}_blocks", tuple(values.shape), self.shape)
         return iter((values[rows.start : rows.stop],))
+
+
+class _Interleaved:
+    """Matrices of one shape as one: the first row of each, then the second of each."""
+
+    def __init__(self, matrices: Sequence[Matrix]) -> None:
+        self._matrices = matrices
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        outputs, inputs = self._matrices[0].shape
+        return (len(self._matrices) * outputs, inputs)
+
+    def read(self, rows: range, precision: str) -> Weight:
+        """``rows`` of the whole; errors as those of the matrices."""
+        count = len(self._matrices)
+        own = range(rows.start // count, -(-rows.stop // count))
+        parts = [matrix.read(own, precision).tensors for matrix in self._matrices]
+        begin = rows.start - own.start * count
+        columns = [
+            torch.stack(column, dim=1).flatten(0, 1)[begin : begin + len(rows)].contiguous()
+            for column in zip(*parts, strict=True)
+        ]
+        return Weight(PRECISIONS[precision], (len(rows), self.shape[1]), *columns)
 
 
 @dataclass(frozen=True, slots=True)

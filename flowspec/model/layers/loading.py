@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from flowspec.errors import ModelError
-from flowspec.model.layers.expert_matrices import ExpertMatrices
+from flowspec.model.layers.expert_matrices import ExpertMatrices, mixture_names
 from flowspec.model.layers.experts import WEIGHTS, Experts, is_experts, make_routers_exact
 from flowspec.model.layers.joined import Stack, grouped, parts_of
 from flowspec.model.layers.linear import KernelLinear, load_linear
@@ -19,8 +19,6 @@ from flowspec.model.weights.tensors import check_shape, read_tensor
 #: Names of the block's LM head, and of its embedding in the checkpoint.
 HEAD = "head.causal.lm_head"
 _EMBEDDING = "model.embed_tokens.weight"
-#: The library's name of a mixture in a layer, and the one in Mixtral's checkpoints.
-_RENAMED = (".mlp.", ".block_sparse_moe.")
 
 
 class Loader:
@@ -43,7 +41,7 @@ class Loader:
         self._directory = directory
         self._layers = layers
         self._placing = placing
-        self._renamed = any(_RENAMED[1] in name for name in directory.weight_files)
+        self._mixture_name = mixture_names(directory)
 
     def load(self) -> None:
         """Read all weights; ModelError names one that is not there."""
@@ -141,6 +139,7 @@ class Loader:
                 at,
                 (outputs, inputs),
                 transposed=module.is_transposed,
+                interleaved=not module.is_concatenated,
             )
             both.append(
                 [self._expert(stack, expert, module.has_bias) for expert in range(extents[0])]
@@ -165,7 +164,7 @@ class Loader:
         if stored.startswith("model.layers."):
             number, _, rest = stored.removeprefix("model.layers.").partition(".")
             stored = f"model.layers.{int(number) + self._layers.start}.{rest}"
-        return stored.replace(*_RENAMED) if self._renamed else stored
+        return self._mixture_name(stored)
 
 
 def _weights(linears: list[torch.nn.Linear]) -> int:

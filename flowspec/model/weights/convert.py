@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,74 @@ from flowspec.model.weights.tensors import read_tensor
 
 #: The types that are written, and safetensors' names of them.
 TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+#: A family whose checkpoints have one tensor for all experts, and how: from the first of its parts,
+#: its name and all parts; and what follows the name.
+_FUSED_FAMILY = "gpt_oss"
+_FUSED = {
+    "gate_proj": ("gate_up_proj", ("gate_proj", "up_proj")),
+    "down_proj": ("down_proj", ("down_proj",)),
+}
+_FUSED_LEAF = {"weight": "", "bias": "_bias"}
+_EXPERT = re.compile(r"(?P<owner>.*\.experts)\.(?P<number>\d+)\.(?P<part>\w+)\.(?P<leaf>\w+)")
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryTensor:
+    """A tensor as the library's checkpoints have it; ``parts`` gives its values in their order."""
+
+    shape: tuple[int, ...]
+    parts: Callable[[torch.dtype], Iterator[torch.Tensor]]
+
+    def read(self, dtype: torch.dtype) -> torch.Tensor:
+        """The whole tensor; errors as ``read_tensor``'s."""
+        found = torch.empty(math.prod(self.shape), dtype=dtype)
+        at = 0
+        for part in self.parts(dtype):
+            found[at : at + part.numel()] = part.reshape(-1)
+            at += part.numel()
+        return found.view(self.shape)
+
+    def chunks(self, dtype: torch.dtype) -> Iterator[memoryview]:
+        """The bytes of the tensor."""
+        for part in self.parts(dtype):
+            values = part.contiguous().view(-1).view(torch.uint8)
+            yield memoryview(values.numpy())  # type: ignore[arg-type]
+
+
+def library_tensors(directory: ModelDirectory) -> dict[str, LibraryTensor]:
+    """The tensors of a GGUF file by their names in the library's checkpoints, in that order."""
+    made = {}
+    for name in directory.weight_files:
+        expert = _EXPERT.fullmatch(name)
+        if directory.config["model_type"] != _FUSED_FAMILY or expert is None:
+            made[name] = _whole(directory, name)
+        elif expert["number"] == "0" and expert["part"] in _FUSED:
+            whole = f"{expert['owner']}.{_FUSED[expert['part']][0]}{_FUSED_LEAF[expert['leaf']]}"
+            made[whole] = _fused(directory, expert)
+    return dict(sorted(made.items()))
+
+
+def _whole(directory: ModelDirectory, name: str) -> LibraryTensor:
+    entry = directory.tensor(name)
+    return LibraryTensor(entry.shape, lambda dtype: iter((read_tensor(name, entry, dtype),)))
+
+
+def _fused(directory: ModelDirectory, first: re.Match[str]) -> LibraryTensor:
+    """One tensor of all experts: rows of gate and up in turn, and columns in the place of rows.
+
+    ``first``: the name of the first expert's.
+    """
+    count = int(directory.config["num_local_experts"])
+    parts = _FUSED[first["part"]][1]
+
+    def values(dtype: torch.dtype) -> Iterator[torch.Tensor]:
+        for number in range(count):
+            names = [f"{first['owner']}.{number}.{part}.{first['leaf']}" for part in parts]
+            each = [read_tensor(name, directory.tensor(name), dtype) for name in names]
+            yield torch.stack(each, dim=1).flatten(0, 1).t()
+
+    outputs, *inputs = directory.tensor(first[0]).shape
+    return LibraryTensor((count, *inputs, len(parts) * outputs), values)
 
 
 def write_folder(directory: ModelDirectory, out: Path, dtype: str) -> None:
@@ -35,17 +106,12 @@ def write_folder(directory: ModelDirectory, out: Path, dtype: str) -> None:
     if out.exists() or out.is_symlink():
         raise ConfigError(f"{out} exists already; name a folder that does not")
     kind: torch.dtype = getattr(torch, dtype)
-    entries = {name: directory.tensor(name) for name in sorted(directory.weight_files)}
+    found = library_tensors(directory)
     tensors = [
-        NewTensor(name, TYPES[dtype], entry.shape, math.prod(entry.shape) * kind.itemsize)
-        for name, entry in entries.items()
+        NewTensor(name, TYPES[dtype], one.shape, math.prod(one.shape) * kind.itemsize)
+        for name, one in found.items()
     ]
-
-    def chunks() -> Iterator[memoryview]:
-        for name, entry in entries.items():
-            values = read_tensor(name, entry, kind).contiguous().view(-1)
-            yield memoryview(values.view(torch.uint8).numpy())  # type: ignore[arg-type]
-
+    chunks = chain.from_iterable(one.chunks(kind) for one in found.values())
     try:
         made = Path(tempfile.mkdtemp(dir=out.absolute().parent, prefix=f".{out.name}-"))
     except OSError as error:
@@ -56,7 +122,7 @@ def write_folder(directory: ModelDirectory, out: Path, dtype: str) -> None:
                 shutil.copyfile(file, made / file.name)
         config = json.dumps(_config(directory, dtype), indent=1)
         (made / "config.json").write_text(config, encoding="utf-8")
-        write_tensors(made / "model.safetensors", tensors, chunks())
+        write_tensors(made / "model.safetensors", tensors, chunks)
         made.chmod(0o755)
         made.rename(out)
     except OSError as error:

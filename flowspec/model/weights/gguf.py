@@ -16,7 +16,8 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,7 +32,7 @@ from flowspec.model.weights.tensor_files import TensorEntry, user_cache
 INDEX = "gguf-index.json"
 SUFFIX = ".gguf"
 #: Raised when a folder in the cache would be written otherwise.
-_VERSION = 5
+_VERSION = 6
 _OF_SYSTEM = re.compile(r"\(os error (\d+)\)")
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 #: Types that are read, and the names that safetensors have for those of plain numbers.
@@ -45,9 +46,12 @@ _CODES_OF = {
 }
 #: That for other quantised files: as close to their values as bfloat16, in half the memory.
 _CLOSE = "int8-block"
-_TYPES = (*_PLAIN, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+_TYPES = (*_PLAIN, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
 #: Architectures that are read.
-_FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "qwen2moe", "qwen3moe")
+_FAMILIES = (
+    *("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"),
+    *("qwen2moe", "qwen3moe", "gpt-oss", "minimax-m2"),
+)
 _ENDS = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -78,8 +82,35 @@ _GEMMA = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 #: What families name otherwise than ``_LAYER``.
-_OWN = {"gemma2": _GEMMA, "gemma3": _GEMMA, "phi3": {"ffn_up": "mlp.gate_up_proj"}}
-_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+_OWN = {
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
+    "phi3": {"ffn_up": "mlp.gate_up_proj"},
+    "gpt-oss": {
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_sinks": "self_attn.sinks",
+        "ffn_gate_inp": "mlp.router",
+    },
+    "minimax-m2": {
+        "ffn_gate_inp": "block_sparse_moe.gate",
+        "exp_probs_b": "block_sparse_moe.e_score_correction_bias",
+    },
+}
+#: Tensors whose names in the library end with the module's.
+_BARE = ("attn_sinks", "exp_probs_b")
+#: An expert's matrices, of which a file has one tensor for all experts; and those of one family.
+_EXPERTS = {
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+_OWN_EXPERTS = {
+    "minimax-m2": {
+        "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+        "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+        "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+    }
+}
 #: Tensors that hold no weights: factors of the rotary embedding's frequencies.
 _ROPE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 #: llama.cpp keeps the two halves of these rows' heads interleaved.
@@ -199,12 +230,13 @@ def _describe(files: Sequence[Path], folder: Path) -> None:
         ) from None
     facts = _Facts(readers[0], files[0])
     index = _index(readers, files, facts)
-    config = _config(files[0], facts, readers, index)
+    with _for_library(files[0], facts) as source:
+        config = _config(source, files[0], facts, readers, index)
+        _write_tokenizer(source, files[0], facts, folder)
     _write(folder / "config.json", config)
     ends = [facts.value(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     _write(folder / "generation_config.json", {"eos_token_id": [e for e in ends if e is not None]})
     _write(folder / INDEX, {name: _noted(entry) for name, entry in index.items()})
-    _write_tokenizer(files[0], facts, folder)
 
 
 def _line(error: Exception) -> str:
@@ -224,7 +256,7 @@ class _Facts:
     """The metadata of a file."""
 
     def __init__(self, reader: Any, file: Path) -> None:
-        self._fields = reader.fields
+        self.fields = reader.fields
         self.family = str(self.value("general.architecture") or "")
         mixture = self.family == "llama" and self.own("expert_count", 0)
         if mixture or self.family not in _FAMILIES:
@@ -236,12 +268,38 @@ class _Facts:
 
     def value(self, name: str, default: Any = None) -> Any:
         """The value ``name``; ``default`` if there is none."""
-        field = self._fields.get(name)
+        field = self.fields.get(name)
         return default if field is None else field.contents()
 
     def own(self, name: str, default: Any = None) -> Any:
         """The value ``name`` of the architecture."""
         return self.value(f"{self.family}.{name}", default)
+
+
+@contextmanager
+def _for_library(file: Path, facts: _Facts) -> Iterator[Path]:
+    """The file whose metadata the library reads: ``file``, or a copy that it does not fail on.
+
+    It takes the names of gpt-oss' scaling, which ``_scale_rope`` reads, for their values.
+    """
+    if facts.family != "gpt-oss":
+        yield file
+        return
+    from gguf import GGUFValueType, GGUFWriter
+
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / file.name
+        writer = GGUFWriter(str(copy), facts.family)
+        for name, field in facts.fields.items():
+            if name.startswith("GGUF.") or name in writer.kv_data[0] or ".rope.scaling." in name:
+                continue
+            kind = field.types[0]
+            of_items = field.types[-1] if kind == GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), kind, of_items)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+        yield copy
 
 
 def _index(readers: Sequence[Any], files: Sequence[Path], facts: _Facts) -> dict[str, TensorEntry]:
@@ -276,11 +334,11 @@ def _named(name: str, entry: TensorEntry, facts: _Facts) -> dict[str, TensorEntr
     layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", module)
     names = {**_LAYER, **_OWN.get(facts.family, {})}
     if layer is not None and layer[2] in _EXPERTS:
-        prefix = f"model.layers.{layer[1]}.mlp.experts"
+        expert = _OWN_EXPERTS.get(facts.family, _EXPERTS)[layer[2]]
         count, *shape = entry.shape
         size = (entry.end - entry.start) // count
         return {
-            f"{prefix}.{at}.{_EXPERTS[layer[2]]}.{leaf}": replace(
+            f"model.layers.{layer[1]}.{expert.format(at)}.{leaf}": replace(
                 entry,
                 start=entry.start + at * size,
                 end=entry.start + (at + 1) * size,
@@ -291,6 +349,8 @@ def _named(name: str, entry: TensorEntry, facts: _Facts) -> dict[str, TensorEntr
     if layer is None or layer[2] not in names:
         raise ModelError(f"{entry.file}: tensor {name} is not one of a {facts.family} model's")
     module = f"model.layers.{layer[1]}.{names[layer[2]]}"
+    if layer[2] in _BARE:
+        return {module: entry}
     if layer[2] == "ffn_gate_inp_shexp" and len(entry.shape) == 1:
         return {f"{module}.{leaf}": replace(entry, shape=(1, *entry.shape))}
     if facts.family == "llama" and layer[2] in _INTERLEAVED:
@@ -306,13 +366,17 @@ def _adjusted(module: str, entry: TensorEntry, facts: _Facts) -> TensorEntry:
 
 
 def _config(
-    file: Path, facts: _Facts, readers: Sequence[Any], index: Mapping[str, TensorEntry]
+    source: Path,
+    file: Path,
+    facts: _Facts,
+    readers: Sequence[Any],
+    index: Mapping[str, TensorEntry],
 ) -> dict[str, Any]:
-    """The config as the library reads it, with what it leaves out."""
+    """The config of ``file`` as the library reads it from ``source``, with what it leaves out."""
     with naming_what_is_missing():
         from transformers import AutoConfig
     try:
-        config = AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
+        config = AutoConfig.from_pretrained(str(source.parent), gguf_file=source.name)
         found: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
     except Exception as error:  # noqa: BLE001 - the library has no error of its own here
         raise ModelError(f"{file}: its metadata describes no model: {_line(error)}") from None
@@ -339,7 +403,8 @@ def _config(
 
 def _is_matrix_of_layer(name: str, entry: TensorEntry) -> bool:
     """Whether it is one of the matrices that a precision is for; routers are not."""
-    return ".layers." in name and len(entry.shape) > 1 and not name.endswith("gate.weight")
+    is_router = name.endswith(("gate.weight", "router.weight"))
+    return ".layers." in name and len(entry.shape) > 1 and not is_router
 
 
 def _rope_tensors(readers: Sequence[Any]) -> dict[str, Floats]:
@@ -400,7 +465,7 @@ def _llama_3(factors: Floats, theta: float, file: Path) -> dict[str, Any]:
     return {"rope_type": "llama3", "factor": factor, **_LLAMA_3}
 
 
-def _write_tokenizer(file: Path, facts: _Facts, folder: Path) -> None:
+def _write_tokenizer(source: Path, file: Path, facts: _Facts, folder: Path) -> None:
     from tokenizers import pre_tokenizers as steps
     from transformers import AutoTokenizer
 
@@ -411,7 +476,7 @@ def _write_tokenizer(file: Path, facts: _Facts, folder: Path) -> None:
             "the model's safetensors"
         )
     try:
-        found = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+        found = AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
     except Exception as error:  # noqa: BLE001 - the library has no error of its own here
         raise ModelError(f"{file}: its tokenizer cannot be read: {_line(error)}") from None
     if split == "smollm":
