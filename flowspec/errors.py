@@ -99,7 +99,16 @@ def unusable(error: OSError) -> str:
     return f"{where} cannot be used: {said}; choose another place, or change its permissions"
 
 
-def is_of_memory(error: BaseException) -> bool:
+def line_of(error: Exception) -> str | None:
+    """The line for a user whose command ends by ``error``; None: it is a defect of FlowSpec."""
+    if isinstance(error, FlowSpecError):
+        return str(error)
+    if _is_of_memory(error):
+        return _no_memory(error)
+    return unusable(error) if isinstance(error, OSError) else None
+
+
+def _is_of_memory(error: Exception) -> bool:
     """Whether ``error``, of the system or a library, says that memory is short."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
@@ -109,8 +118,8 @@ def is_of_memory(error: BaseException) -> bool:
     )
 
 
-def no_memory(error: BaseException) -> str:
-    """One line for an error of memory, with the beginning of what it says itself."""
+def _no_memory(error: Exception) -> str:
+    """The line for an error of memory, with the beginning of what it says itself."""
     said = (str(error).splitlines() or [""])[0][:_SAID]
     return (
         f"there is too little memory, or a limit on it{f' ({said})' if said else ''}; take a "

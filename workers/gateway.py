@@ -9,14 +9,13 @@ from pathlib import Path
 from flowspec.core.run.fields import DEFAULT_STRATEGY
 from flowspec.gateway.keys import ApiKeys, read_keys
 from flowspec.gateway.server import (
-    DRAIN_SECONDS,
     address_of,
     check_installed,
     listen,
     note_who_may_use,
     serve,
 )
-from flowspec.gateway.settings import MOST_CONNECTIONS, MOST_OPEN, Settings
+from flowspec.gateway.settings import DRAIN_SECONDS, MOST_CONNECTIONS, MOST_OPEN, Settings
 from flowspec.gateway.strategies import ClientStrategies, names_of
 from flowspec.start.boot import Process, parser, run
 

@@ -33,6 +33,8 @@ PLACINGS = {
     "--draft-device": "device of the drafters (default: %(default)s)",
 }
 #: What a cluster file says, by the names of the flags for it.
+#: The least value of a flag, by its name.
+_LEAST = {"jobs": 1, "most_waiting": 1, "keep_rows": 0, "most_rows": 0}
 _IN_CLUSTER = ("stages", "layers", "context", "dtype", "device", "draft_dtype")
 
 
@@ -85,9 +87,51 @@ def _read_arguments() -> argparse.Namespace:
     """The command line; what a cluster file says is in the place of the flags for it."""
     arguments = parser("scheduler")
     _add_models(arguments)
+    _add_workers(arguments)
+    _add_bounds(arguments)
+    given = arguments.parse_args()
+    for name, least in _LEAST.items():
+        count = getattr(given, name)
+        if count is not None and count < least:
+            raise ConfigError(f"{_flag(name)} is {count}; expected {least} or more")
+    if given.cluster is not None:
+        _check_alone(arguments, given)
+        _use_cluster(given)
+    if given.draft is None:
+        given.draft = default_draft(given.target)
+    return given
+
+
+def _add_workers(arguments: argparse.ArgumentParser) -> None:
+    """Flags for what the other workers are, unless they are told otherwise."""
     arguments.add_argument(
         "--stages", type=int, default=4, help="verify stages (default: %(default)s)"
     )
+    arguments.add_argument(
+        "--layers", help="the target's layers by stage, like '0-5 5-12' (default: near-equal)"
+    )
+    arguments.add_argument(
+        "--cluster", type=Path, help="a file of `flowspec plan` instead of flags that it replaces"
+    )
+    for flag, what in PLACINGS.items():
+        arguments.add_argument(flag, default=AUTO, help=what)
+    arguments.add_argument(
+        "--kv",
+        choices=STORES,
+        default=CONTIGUOUS,
+        help="how stages that are not told otherwise store KV rows (default: %(default)s)",
+    )
+    arguments.add_argument(
+        "--rows",
+        choices=ROWS,
+        default=ROWS[0],
+        help="how rows travel between workers that are not told otherwise (default: %(default)s)",
+    )
+    arguments.add_argument("--emulate", default="", help="devices and links to emulate, as JSON")
+
+
+def _add_bounds(arguments: argparse.ArgumentParser) -> None:
+    """Flags for how many jobs, tokens and rows there may be."""
     arguments.add_argument(
         "--jobs", type=int, default=1, help="jobs that run at once (default: %(default)s)"
     )
@@ -98,16 +142,13 @@ def _read_arguments() -> argparse.Namespace:
         help="jobs that may wait; one more is refused (default: %(default)s)",
     )
     arguments.add_argument(
+        "--context", type=int, help="most tokens of a job (default: as many as the target takes)"
+    )
+    arguments.add_argument(
         "--keep-rows",
         type=int,
         help="most rows of jobs that are kept for others (default: twice the context, "
         "at most 4096)",
-    )
-    arguments.add_argument(
-        "--kv",
-        choices=STORES,
-        default=CONTIGUOUS,
-        help="how stages that are not told otherwise store KV rows (default: %(default)s)",
     )
     arguments.add_argument(
         "--most-rows",
@@ -116,39 +157,6 @@ def _read_arguments() -> argparse.Namespace:
         help="KV rows that a stage has for all jobs at once; one without room waits "
         "(default: as many as --jobs of them can need)",
     )
-    arguments.add_argument("--emulate", default="", help="devices and links to emulate, as JSON")
-    for flag, what in PLACINGS.items():
-        arguments.add_argument(flag, default=AUTO, help=what)
-    arguments.add_argument(
-        "--layers", help="the target's layers by stage, like '0-5 5-12' (default: near-equal)"
-    )
-    arguments.add_argument(
-        "--context", type=int, help="most tokens of a job (default: as many as the target takes)"
-    )
-    arguments.add_argument(
-        "--rows",
-        choices=ROWS,
-        default=ROWS[0],
-        help="how rows travel between workers that are not told otherwise (default: %(default)s)",
-    )
-    arguments.add_argument(
-        "--cluster", type=Path, help="a file of `flowspec plan` instead of the flags above"
-    )
-    given = arguments.parse_args()
-    if given.jobs < 1:
-        raise ConfigError(f"--jobs is {given.jobs}; expected 1 or more")
-    if given.most_waiting < 1:
-        raise ConfigError(f"--most-waiting is {given.most_waiting}; expected 1 or more")
-    if given.keep_rows is not None and given.keep_rows < 0:
-        raise ConfigError(f"--keep-rows is {given.keep_rows}; expected 0 or more")
-    if given.most_rows < 0:
-        raise ConfigError(f"--most-rows is {given.most_rows}; expected 0 or more")
-    if given.cluster is not None:
-        _check_alone(arguments, given)
-        _use_cluster(given)
-    if given.draft is None:
-        given.draft = default_draft(given.target)
-    return given
 
 
 def _add_models(arguments: argparse.ArgumentParser) -> None:
@@ -211,8 +219,12 @@ def _check_alone(arguments: argparse.ArgumentParser, given: argparse.Namespace) 
     """ConfigError if a flag says what the cluster file says too."""
     said = [name for name in _IN_CLUSTER if getattr(given, name) != arguments.get_default(name)]
     if said:
-        flags = " and ".join(f"--{name.replace('_', '-')}" for name in said)
+        flags = " and ".join(map(_flag, said))
         raise ConfigError(f"--cluster says it already: leave out {flags}")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _use_cluster(given: argparse.Namespace) -> None:

@@ -85,11 +85,8 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.errors import (
     BrokerUnreachable,
-    FlowSpecError,
-    is_of_memory,
+    line_of,
     naming_what_is_missing,
-    no_memory,
-    unusable,
 )
 from flowspec.gateway.settings import MOST_CONNECTIONS, MOST_OPEN, Settings
 
@@ -659,19 +656,13 @@ def _main() -> None:
         hint = f"; {where}" if error.silent else ""
         sys.stderr.write(f"flowspec: {error}{hint}\n")
         sys.exit(1)
-    except FlowSpecError as error:
-        sys.stderr.write(f"flowspec: {error}\n")
-        sys.exit(1)
     except StdoutError:
         raise
     except typer.Abort:
         sys.exit(130)
     except Exception as error:
-        if is_of_memory(error):
-            said = no_memory(error)
-        elif isinstance(error, OSError):
-            said = unusable(error)
-        else:
+        line = line_of(error)
+        if line is None:
             raise
-        sys.stderr.write(f"flowspec: {said}\n")
+        sys.stderr.write(f"flowspec: {line}\n")
         sys.exit(1)

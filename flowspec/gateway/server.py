@@ -1,31 +1,18 @@
-"""The gateway as a server: its socket, its event loop, and its end."""
+"""Serve the gateway: its socket, who reaches it, and its event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import ipaddress
-import math
-import signal
 import socket
 import sys
-import time
 from collections.abc import Callable
-from types import FrameType
 
 from flowspec.errors import ConfigError
 from flowspec.gateway.keys import ApiKeys
-from flowspec.gateway.settings import Settings
+from flowspec.gateway.settings import FINISH_SECONDS, Settings
 
-#: How long answers under way may take to end of themselves once the server is asked to stop, while
-#: its pipeline stops with it and while that serves on, seconds; then they end with an error.
-FINISH_SECONDS = 3.0
-DRAIN_SECONDS = 30.0
-#: How long they may take to be ended so, seconds.
-_END_SECONDS = 2.0
-#: How often it is asked whether to stop, seconds.
-WATCH_SECONDS = 0.2
-_STARTED_SECONDS = 0.01
 _BACKLOG = 512
 _LAST_PORT = 65535
 
@@ -105,59 +92,9 @@ def serve(
     ``finish_seconds``: how long answers under way may take to end of themselves then.
     Signals also end it, and then reach the caller's handlers, which must not raise.
     """
-    import uvicorn
+    from flowspec.gateway.http_server import HttpServer
 
-    from flowspec.gateway.app import create_app
-    from flowspec.gateway.connections import IDLE_SECONDS, bounded
-
-    app = create_app(settings, is_local=is_local(listening))
-    config = uvicorn.Config(
-        app,
-        http=bounded(settings.most_connections),
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=math.ceil(IDLE_SECONDS),
-        timeout_graceful_shutdown=math.ceil(finish_seconds + _END_SECONDS),
-        lifespan="on",
+    server = HttpServer(
+        settings, listening, stop, ready, finish_seconds, is_local=is_local(listening)
     )
-
-    class Server(uvicorn.Server):
-        """Of several signals the first one alone ends it: a second one must not cut answers off."""
-
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            signals.append(sig)
-            if len(signals) == 1:
-                super().handle_exit(sig, frame)
-
-    signals: list[int] = []
-    server = Server(config)
-
-    def patience() -> float:
-        """How long answers may take: who presses Ctrl-C, or asks twice, does not want to wait."""
-        if len(signals) > 1:
-            return 0.0
-        return FINISH_SECONDS if signals == [signal.SIGINT] else finish_seconds
-
-    async def watch() -> None:
-        while not server.started:
-            await asyncio.sleep(_STARTED_SECONDS)
-        ready()
-        while not (stop() or server.should_exit):
-            await asyncio.sleep(WATCH_SECONDS)
-        server.should_exit = True
-        asked_at = time.monotonic()
-        while time.monotonic() - asked_at < patience():
-            await asyncio.sleep(min(WATCH_SECONDS, finish_seconds))
-        app.state.gateway.end_answers()
-
-    async def run() -> None:
-        watching = asyncio.create_task(watch())
-        try:
-            await server.serve(sockets=[listening])
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
-
-    asyncio.run(run())
+    asyncio.run(server.run_to_end())

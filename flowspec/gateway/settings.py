@@ -13,6 +13,12 @@ from flowspec.gateway.keys import ApiKeys
 MOST_OPEN = 256
 #: Connections at once, if nothing else is said: half of the files that a process may usually open.
 MOST_CONNECTIONS = 512
+#: How long answers under way may take to end of themselves once the server is asked to stop, while
+#: its pipeline stops with it and while that serves on, seconds; then they end with an error.
+FINISH_SECONDS = 3.0
+DRAIN_SECONDS = 30.0
+#: How often it is asked whether to stop, seconds.
+WATCH_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +48,13 @@ class Settings:
     allowed_strategies: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.most_open < 1:
-            raise ConfigError(f"--most-answers is {self.most_open}; expected 1 or more")
-        if self.default_tokens is not None and self.default_tokens < 1:
-            raise ConfigError(f"--default-tokens is {self.default_tokens}; expected 1 or more")
-        if self.most_connections < 1:
-            raise ConfigError(f"--most-connections is {self.most_connections}; expected 1 or more")
+        for flag, count in (
+            ("--most-answers", self.most_open),
+            ("--default-tokens", self.default_tokens),
+            ("--most-connections", self.most_connections),
+        ):
+            if count is not None and count < 1:
+                raise ConfigError(f"{flag} is {count}; expected 1 or more")
         self._check_addresses()
 
     def _check_addresses(self) -> None:

@@ -21,12 +21,9 @@ from flowspec.errors import (
     BrokerUnreachable,
     ClusterError,
     ConfigError,
-    FlowSpecError,
     LeaseLost,
-    is_of_memory,
+    line_of,
     naming_what_is_missing,
-    no_memory,
-    unusable,
 )
 from flowspec.model.weights.precision import DTYPES
 from flowspec.observe import NOTE
@@ -342,19 +339,13 @@ def run(main: Callable[[], None], role: str) -> None:
         observe.configure()
         with naming_what_is_missing():
             main()
-    except FlowSpecError as error:
+    except Exception as error:
+        said = line_of(error)
+        if said is None:
+            raise
         silent = isinstance(error, BrokerUnreachable) and error.silent
         hint = "; name it by --redis-url or FLOWSPEC_REDIS_URL" if silent else ""
-        sys.stderr.write(f"flowspec {role}: {error}{hint}\n")
-        sys.exit(1)
-    except Exception as error:
-        if is_of_memory(error):
-            said = no_memory(error)
-        elif isinstance(error, OSError) and error.filename is not None:
-            said = unusable(error)
-        else:
-            raise
-        sys.stderr.write(f"flowspec {role}: {said}\n")
+        sys.stderr.write(f"flowspec {role}: {said}{hint}\n")
         sys.exit(1)
 
 
