@@ -202,7 +202,7 @@ def prove(
     found = tuple(difference for difference in differences if difference is not None)
     compared, skipped = _against_library(target, blocks[0].placing, texts, shared, tell)
     tell("counting the drafts that are right")
-    drafted = [_as_returned(text, blocks, shares) for text in texts]
+    drafted = [as_returned(text, blocks, shares) for text in texts]
     greedy = [text for text in drafted if text.sampling.temperature == 0]
     sampled = [text for text in drafted if text.sampling.temperature > 0]
     return Proof(
@@ -243,7 +243,7 @@ def _runs(
             yield _Run(strategy, output), text
 
 
-def _as_returned(
+def as_returned(
     text: PlainText, blocks: Sequence[LayerBlock], shares: Sequence[TapShares]
 ) -> PlainText:
     """``text`` with the rows that a drafter gets in the place of its last ones."""

@@ -5,8 +5,9 @@
 The executor of a one-stage pipeline runs passes of tree rows over a context of 64 rows. Every
 linear layer, norm, activation and attention call reads the clock before and after; a part's time
 is without that of the parts inside it, and *library* is what is left of the layers: the library's
-Python, reshaping and additions. CPU seconds of the thread, which other work on the machine changes
-little; medians over passes, one thread. Prints Markdown.
+Python, reshaping and additions. The product runs a shorter path, whose parts follow. CPU seconds
+of the thread, which other work on the machine changes little; medians over passes, one thread.
+Prints Markdown.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import FlowSpecError
 from flowspec.model import stage as stage_module
+from flowspec.model.kernels.layers import CompiledLayers
+from flowspec.model.layers.lean import COMPILED
 from flowspec.model.layers.placing import place
 from flowspec.model.rows.kv import TreeCacheLayer
 from flowspec.model.stage import ModelStage, load_stage
@@ -55,6 +58,14 @@ PARTS = {
     "mask": "mask, input tensors",
     "sampling": "argmax over the logits",
     "stage": "places of the rows, the rest of the executor",
+}
+#: The same of the short path.
+SHORT = {
+    "layers": "in C, one call: norms, products, rotary, attention, activation, additions",
+    "head": "the LM head's product",
+    "mask": "mask, input tensors, angles, norm",
+    "sampling": "argmax over the logits",
+    "stage": "places of the rows, KV rows, the rest of the executor",
 }
 
 
@@ -133,6 +144,24 @@ def measured(stage: ModelStage, sections: Sections) -> Iterator[Callable[..., An
         yield sections.timed("stage", stage.run)
 
 
+@contextlib.contextmanager
+def measured_short(stage: ModelStage, sections: Sections) -> Iterator[Callable[..., Any]]:
+    """``stage.run`` by the short path with every part of it a section."""
+    block = stage.block
+    owners: dict[str, tuple[Any, str]] = {
+        "layers": (CompiledLayers, "_run"),
+        "head": (block.lean, "head"),
+        "mask": (block, "run_together"),
+        "sampling": (stage_module, "choose_rows"),
+    }
+    with contextlib.ExitStack() as stack:
+        for name, (owner, attribute) in owners.items():
+            before = getattr(owner, attribute)
+            setattr(owner, attribute, sections.timed(name, before))
+            stack.callback(setattr, owner, attribute, before)
+        yield sections.timed("stage", stage.run)
+
+
 class Passes:
     """Passes of tree rows at a fixed context of ``CONTEXT`` rows of an executor's only run."""
 
@@ -194,6 +223,13 @@ def taken(
     for many in rows:
         passes.step(stage.run, many)
         short = [passes.step(stage.run, many) for _ in range(repeats)]
+        short_series = []
+        compiled = short_path is not None and short_path.name == COMPILED
+        for _ in range(repeats if compiled else 0):
+            sections = Sections()
+            with measured_short(stage, sections) as run:
+                passes.step(run, many)
+            short_series.append(sections.seconds)
         stage.block.lean = None
         passes.step(stage.run, many)
         whole = [passes.step(stage.run, many) for _ in range(repeats)]
@@ -207,6 +243,10 @@ def taken(
             **{part: statistics.median(one[part] for one in series) for part in PARTS},
             "whole": statistics.median(whole),
             "short": statistics.median(short),
+            **{
+                f"short, {part}": statistics.median(one[part] for one in short_series)
+                for part in (SHORT if short_series else ())
+            },
         }
         stage.block.lean = short_path
     return found
@@ -225,6 +265,10 @@ def table(found: Mapping[tuple[str, int], Mapping[str, float]]) -> list[str]:
     lines.append(f"| whole pass | {' | '.join(whole)} | without the clocks inside |")
     short = [f"{seconds['short'] * 1e3:.1f}" for seconds in found.values()]
     lines.append(f"| by the short path | {' | '.join(short)} | as the product runs it |")
+    for part, what in SHORT.items():
+        times = [seconds.get(f"short, {part}") for seconds in found.values()]
+        cells = ["" if time is None else f"{time * 1e3:.2f}" for time in times]
+        lines.append(f"| its {part} | {' | '.join(cells)} | {what} |")
     return lines
 
 

@@ -14,6 +14,7 @@ import httpx2
 import pytest
 
 from flowspec.client import Client
+from flowspec.start import forks
 from tests.commands import Command, run, start
 from tests.e2e.conftest import Clusters, left_in, surroundings
 from tests.marks import heavy
@@ -84,6 +85,24 @@ def test_a_lost_worker_is_said_and_started_again(place: Path) -> None:
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()
     assert line.startswith("note: verify-2 stopped with status -9")
+    assert left_in(place) == []
+
+
+@pytest.mark.skipif(not forks.can_fork(), reason="no fork server here")
+def test_a_killed_fork_server_is_survived(place: Path) -> None:
+    """All workers end with it, so for an instant none runs."""
+    with serve(place) as (serving, address):
+        before = worker_of(place, "verify-2")
+        started_by = {child: children_of(child) for child in children_of(serving.process.pid)}
+        (server,) = (child for child, workers in started_by.items() if before in workers)
+        os.kill(server, signal.SIGKILL)
+        until(lambda: worker_of(place, "verify-2") not in (None, before))
+        until(lambda: httpx2.get(f"{address}/ready", timeout=SECONDS).status_code == 200)
+        assert ask(address).status_code == 200
+        serving.process.send_signal(signal.SIGTERM)
+        done = serving.ended()
+    assert done.returncode == 0
+    assert all(line.startswith("note: ") for line in done.stderr.splitlines()), done.stderr
     assert left_in(place) == []
 
 
@@ -165,6 +184,19 @@ def test_a_conversation_in_the_terminal(clusters: Clusters) -> None:
         turns.append({"role": "user", "content": "And now?"})
         second = client.submit(messages=turns, max_new_tokens=12).result().text
     assert done.stdout == f"{first}\n{second}\n"
+
+
+def children_of(parent: int) -> list[int]:
+    """The processes that ``parent`` has started and that run."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            facts = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(facts[1]) == parent and facts[0] != "Z":
+            found.append(int(folder.name))
+    return found
 
 
 def worker_of(place: Path, role: str) -> int | None:
