@@ -6,6 +6,7 @@ Runs ``redis-cli`` or ``valkey-cli`` if installed; otherwise sends the same word
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -29,19 +30,15 @@ def by_hand(url: str, *words: str) -> object:
     tool = shutil.which("redis-cli") or shutil.which("valkey-cli")
     if tool is not None:
         parts = urlsplit(url)
-        command = [
-            tool,
-            "-s",
-            parts.path,
-            "-a",
-            parts.password or "",
-            "--no-auth-warning",
-            "--json",
-            *words,
-        ]
-        return json.loads(
-            subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        done = subprocess.run(
+            [tool, "-s", parts.path, "--json", *words],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+            env={**os.environ, "REDISCLI_AUTH": parts.password or ""},
         )
+        return json.loads(done.stdout)
     client = connect(url)
     try:
         return client.execute_command(*words)
