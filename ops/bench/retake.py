@@ -150,8 +150,10 @@ def main() -> None:
             equal = [check(file, blocks, given.prompts) for file, blocks in files.items()]
             sys.exit(0 if all(equal) else 1)
         for file, blocks in files.items():
-            texts = [retaken(block, given.prompts).text() for block in blocks]
-            file.write_text("\n".join(texts), encoding="utf-8")
+            for at, block in enumerate(blocks):
+                # What a long run has found is kept whatever becomes of the next.
+                blocks[at] = retaken(block, given.prompts)
+                file.write_text("\n".join(one.text() for one in blocks), encoding="utf-8")
     except FlowSpecError as error:
         sys.exit(f"retake: {error}")
 

@@ -92,13 +92,15 @@ def test_the_folder_of_prompts_is_written_as_dir(
     assert parse(file.read_text())[0].output == ("DIR DIRECT",)
 
 
-def test_a_failed_command_leaves_the_file_as_it_was(
+def test_a_failed_command_leaves_its_block_as_it_was_and_those_before_it_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = written(written(tmp_path / "bad.md", HELLO, "stale"), "exit 3", "stale")
-    before = file.read_text()
+    first, failing = parse(file.read_text())
     assert retaking(monkeypatch, file) == "retake: `exit 3` failed with exit status 3"
-    assert file.read_text() == before
+    taken, kept = parse(file.read_text())
+    assert (first.output, taken.output) == (("stale",), ("hello",))
+    assert kept == failing
 
 
 def test_the_footer_of_a_report_is_left_out() -> None:
