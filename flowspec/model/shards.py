@@ -98,7 +98,7 @@ def write_shards(
     if directory.of_gguf and plan.dtype == AS_STORED:
         raise ModelError(
             "the model is a GGUF file, whose own types are not written; name the precision of the "
-            "shards with --dtype"
+            "shards with --dtype, like int8 or int4"
         )
     if out.exists() or out.is_symlink():
         raise ConfigError(f"{out} exists already; name a folder that does not")

@@ -294,7 +294,7 @@ def open_directory(name: str) -> ModelDirectory:
         check_name(name)
         return _checked(path)
     if expanded(name).exists():
-        raise ModelError(f"{name} is a file; expected a model directory, or a GGUF file")
+        raise ModelError(f"{name} is a file; expected a model directory, or a GGUF file, NAME.gguf")
     if not _looks_like_hub_name(name):
         raise ModelError(
             f"model {name} does not exist; expected a folder, a GGUF file, a hub name like "

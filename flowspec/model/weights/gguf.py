@@ -222,11 +222,10 @@ def _describe(files: Sequence[Path], folder: Path) -> None:
         readers = [GGUFReader(part) for part in files]
     except PermissionError as error:
         raise ModelError(unusable(error)) from None
-    except Exception as error:  # noqa: BLE001 - whatever a damaged file makes of the reader
+    except Exception:  # noqa: BLE001 - whatever a damaged file makes of the reader
         sizes = " and ".join(f"{file.name} of {file.stat().st_size} bytes" for file in files)
         raise ModelError(
-            f"{files[0]} cannot be read as GGUF, {sizes} is damaged or cut short: {_line(error)}; "
-            f"{_DAMAGED}"
+            f"{files[0]} cannot be read as GGUF, {sizes} is damaged or cut short; {_DAMAGED}"
         ) from None
     facts = _Facts(readers[0], files[0])
     index = _index(readers, files, facts)
