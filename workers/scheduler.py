@@ -32,9 +32,9 @@ PLACINGS = {
     "--draft-dtype": "precision of the drafters (default: %(default)s)",
     "--draft-device": "device of the drafters (default: %(default)s)",
 }
-#: What a cluster file says, by the names of the flags for it.
 #: The least value of a flag, by its name.
 _LEAST = {"jobs": 1, "most_waiting": 1, "keep_rows": 0, "most_rows": 0}
+#: What a cluster file says, by the names of the flags for it.
 _IN_CLUSTER = ("stages", "layers", "context", "dtype", "device", "draft_dtype")
 
 
@@ -42,15 +42,14 @@ def main() -> None:
     given = _read_arguments()
     target, middles = open_models(given.target, given.draft, given.middle)
     ranges = _ranges(target, given)
-    record = _model_record(given, target, middles) | _run_record(given, target, ranges)
+    runs = _run_record(given, target, ranges)
+    record: dict[str, str] = {}  # made under the first lease
     emulation = Emulation.read(given.emulate) if given.emulate else None
     if emulation and given.layers:
         emulation = emulation.following([len(block) for block in ranges])
     if emulation:
-        record[EMULATED] = replace(emulation, began=time.monotonic()).text()
+        runs[EMULATED] = replace(emulation, began=time.monotonic()).text()
     process = Process(given.redis_url)
-    process.built_for(record)
-    process.state = "ready"
 
     @contextmanager
     def begin() -> Iterator[Callable[[Lease], None]]:
@@ -59,6 +58,9 @@ def main() -> None:
             yield lambda lease: serve(control, lease)
 
     def serve(control: RedisControl, lease: Lease) -> None:
+        if not record:  # the digests of a large model's weights take long
+            record.update(_model_record(given, target, middles) | runs)
+            process.built_for(record)
         if control.pipeline() != record:
             control.set_pipeline(record, lease.holder.generation)
         scheduler = Scheduler(

@@ -160,9 +160,10 @@ def generate(
 
     check_alone(redis_url, models)
     private = models.given or (rows, kv) != ("auto", CONTIGUOUS)
+    setup = replace(setup_of(models, strategy), rows=rows, jobs=jobs, kv=kv)
     run(
         Request(
-            setup=replace(setup_of(models, strategy), rows=rows, jobs=jobs, kv=kv),
+            setup=setup,
             sampling=Sampling(*astuple(sampling)),
             strategy=strategy,
             max_new_tokens=max_new_tokens,
@@ -170,7 +171,7 @@ def generate(
             as_json=as_json,
             with_stats=with_stats,
             record=record,
-            url=url_for_prompts(redis_url, private=private),
+            url=url_for_prompts(redis_url, setup if private else None),
         ),
         prompt,
         prompts,
@@ -260,14 +261,15 @@ def chat(
     from flowspec.cli.places import check_alone, setup_of, url_for_prompts
 
     check_alone(redis_url, models)
+    setup = setup_of(models, strategy)
     chat(
         ChatFlags(
-            setup_of(models, strategy),
+            setup,
             Sampling(*astuple(sampling)),
             strategy,
             max_new_tokens,
             system,
-            url_for_prompts(redis_url, private=models.given),
+            url_for_prompts(redis_url, setup if models.given else None),
         )
     )
 

@@ -65,7 +65,7 @@ Draft = Annotated[
         callback=_NAMED,
         help="Drafter: a model with the same tokenizer, an EAGLE head, a block drafter, ngram, or "
         "several joined by +; auto chooses from drafts joined by :, other strategies use the "
-        "first. Packaged: draft (the default), head.",
+        "first. Packaged: draft (the default), head, and smollm2-head for SmolLM2.",
     ),
 ]
 Timed = Annotated[

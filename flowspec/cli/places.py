@@ -190,16 +190,20 @@ def was_running() -> bool:
         return False
 
 
-def url_for_prompts(url: str | None, *, private: bool) -> str | None:
+def url_for_prompts(url: str | None, private: Setup | None) -> str | None:
     """The pipeline that answers prompts: ``url``, else the one started here; None: a private one.
 
-    ``private``: flags describe a private one. A note says which it is where one is started here.
+    ``private``: that which flags describe. A note says which it is where one is started here.
     """
     found = None if url else running()
     if found is None:
         return url or None
-    if private:
-        notes.say("starts a private pipeline, as flags describe one; the running one goes on")
+    if private is not None:
+        packaged = private.target == default_pair()[0]
+        model = "the packaged model" if packaged else private.target
+        notes.say(
+            f"starts a private pipeline of {model}, as flags describe one; the running one goes on"
+        )
         return None
     notes.say("the pipeline that runs here answers")
     return found.url

@@ -268,10 +268,11 @@ def _write(
         cluster.link,
         drafter_precision(precision).name,
     )
+    instead = " in place of the one there was" if request.out.exists() else ""
     remarks = ["Made by `flowspec plan`.", f"Times are {cluster.how}."]
     write("--out", request.out, write_cluster(planned, remarks))
     lines = [
-        f"wrote {request.out}; to start it on this machine alone:",
+        f"wrote {request.out}{instead}; to start it on this machine alone:",
         f"  flowspec up --cluster {request.out}",
         "or on each box, with FLOWSPEC_REDIS_URL set to the broker's URL:",
         f"  any box: python -m workers.scheduler --cluster {request.out}",

@@ -26,7 +26,7 @@ from flowspec.cli.places import lock_pipeline, note_running, running, state_file
 from flowspec.cli.show import console
 from flowspec.client import Client
 from flowspec.cluster import READY_SECONDS, Cluster, Places, Setup
-from flowspec.core.protocol.addresses import DRAFT, Address
+from flowspec.core.protocol.addresses import DRAFT, SCHEDULER, Address
 from flowspec.errors import BrokerError, ClusterError, ConfigError, FlowSpecError, WireError
 from flowspec.model.base import placed
 from flowspec.plan.cluster_file import parse_ranges
@@ -147,6 +147,10 @@ def status(url: str | None, *, as_json: bool) -> None:
         }
         sys.stdout.write(json.dumps(shown) + "\n")
         return
+    if not pipeline and role_of(SCHEDULER) in workers:
+        raise ClusterError(
+            "the scheduler reads its models, which takes a while with new weights; look again"
+        )
     if not pipeline:
         raise ClusterError(
             "no pipeline here: no scheduler has announced one; start it with `flowspec up`, or on "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -25,10 +26,10 @@ def shard(
     """Write the shards of ``target`` into ``out``; ConfigError for invalid flags."""
     if stages is not None and layers is not None:
         raise ConfigError("--layers says how many stages there are; leave out --stages")
+    open_models(target, NGRAM)
     from flowspec.model.shards import ShardPlan, check_shard_dtype, parse_blocks, write_shards
 
     precision = check_shard_dtype(dtype)
-    open_models(target, NGRAM)
     directory = fetch_weights(target, all_tensors)
     blocks = (
         parse_blocks(layers, directory.layers)
@@ -41,3 +42,15 @@ def shard(
         console.print(f"wrote {out / name}: {nbytes / 1e6:.1f} MB", markup=False, soft_wrap=True)
 
     write_shards(directory, ShardPlan(blocks, precision, head), out, told)
+    same = "" if layers is None else f" --layers '{layers}'"
+    where = out.absolute()
+    lines = [
+        "to start it, with FLOWSPEC_REDIS_URL set to the broker's URL and each folder on its box:",
+        f"  python -m workers.scheduler --target {where / 'draft'} --stages {len(blocks)}{same}",
+        f"  python -m workers.draft --target {where / 'draft'}",
+        *(
+            f"  python -m workers.verify --stage {stage} --target {where / f'stage-{stage}'}"
+            for stage in range(1, len(blocks) + 1)
+        ),
+    ]
+    sys.stdout.write("\n".join(lines) + "\n")

@@ -41,6 +41,8 @@ from flowspec.transport.wire.keys import Keys
 #: How long a worker waits for the pipeline's record, and when it says that it does, seconds.
 RECORD_SECONDS = 60.0
 _PATIENT_SECONDS = 2.0
+#: How long it waits, where a record stands and no scheduler is there, for one that starts too.
+_OLDER_SECONDS = 10.0
 #: How long a worker that has lost the broker tries to join again, seconds, and between two tries.
 JOIN_SECONDS = 120.0
 _JOIN_LOOK_SECONDS = 0.2
@@ -149,18 +151,26 @@ class Process:
         return RedisControl(self.url, self.keys)
 
     def pipeline_record(self, control: Control) -> dict[str, str]:
-        """Wait for the pipeline's record, which a scheduler writes; ClusterError after a while."""
+        """Wait for the pipeline's record, which a scheduler writes; ClusterError after a while.
+
+        One that stands there already may be of an earlier pipeline, until its scheduler has come.
+        """
         began = time.monotonic()
         deadline = began + RECORD_SECONDS
         said = False
+        earlier = control.pipeline()
         while not self._stopped:
+            scheduler = control.claims().get("scheduler")  # before the record, which it writes
             record = control.pipeline()
-            if record:
+            if scheduler is None:
+                stands = time.monotonic() > began + _OLDER_SECONDS
+            else:
+                # While it loads it computes the digests of a large model's weights.
+                stands = scheduler.facts.get(STATE) != LOADING
+                deadline = time.monotonic() + RECORD_SECONDS
+            if record and (stands or record != earlier):
                 self.built_for(record)
                 return record
-            if "scheduler" in control.claims():
-                # It computes the digests of a large model's weights.
-                deadline = time.monotonic() + RECORD_SECONDS
             if not said and time.monotonic() > began + _PATIENT_SECONDS:
                 said = True
                 note("waits for the pipeline's record, which `python -m workers.scheduler` writes")

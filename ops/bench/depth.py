@@ -23,7 +23,7 @@ from flowspec.model.drafters.sources import load_sources, open_models, taps_of
 from flowspec.model.layers.block import LayerBlock
 from flowspec.model.layers.placing import place
 from flowspec.model.text.tokenizer import Tokenizer
-from flowspec.model.weights.directory import all_tensors, fetch_weights
+from flowspec.model.weights.directory import ModelDirectory, all_tensors, fetch_weights
 from flowspec.model.weights.precision import AUTO
 from flowspec.proof import plain
 from flowspec.proof.depth import acceptance_by_depth
@@ -39,10 +39,13 @@ SAMPLINGS = (Sampling(), Sampling(1.0, seed=1))
 
 
 def texts_of(
-    given: argparse.Namespace, tokenizer: Tokenizer, blocks: Sequence[LayerBlock], file: Path
+    given: argparse.Namespace,
+    target: ModelDirectory,
+    tokenizer: Tokenizer,
+    blocks: Sequence[LayerBlock],
+    file: Path,
 ) -> list[PlainText]:
     """Plain texts after the held-out prompts of ``file`` that leave room for them."""
-    target = fetch_weights(given.target, all_tensors)
     prompts = [tokenizer.encode(text, raw=False) for text in read_prompts(file)[-given.hold_out :]]
     return [
         plain.decode(blocks, target, prompt, given.tokens, sampling)
@@ -63,21 +66,24 @@ def report(given: argparse.Namespace) -> None:
     sets = {}
     for file in sorted(given.prompts.glob("*.jsonl")):
         print(file.stem, file=sys.stderr, flush=True)
-        sets[file.stem] = texts_of(given, tokenizer, blocks, file)
-    sets["all"] = [text for texts in sets.values() for text in texts]
-    print(f"{placing.precision}, {len(sets['all']) // 2} prompts, up to {given.tokens} tokens\n")
+        sets[file.stem] = texts_of(given, target, tokenizer, blocks, file)
+    prompts = sum(map(len, sets.values())) // len(SAMPLINGS)
+    print(f"{placing.precision}, {prompts} prompts, up to {given.tokens} tokens\n")
     steps = " | ".join(map(str, range(1, DEPTH + 1)))
     print(f"| prompts | T | drafter | {steps} in a row | a round |")
     print("|---" * (DEPTH + 4) + "|")
     for draft in given.drafts:
         drafter = load_sources(draft, target)
         shares = load_tap_shares(blocks, ranges, taps_of(draft, target))
-        for name, texts in sets.items():
+        returned = {
+            name: [(text.sampling, as_returned(text, blocks, shares)) for text in texts]
+            for name, texts in sets.items()
+        }
+        returned["all"] = [one for many in returned.values() for one in many]
+        for name, texts in returned.items():
             for sampling in SAMPLINGS:
-                own = [text for text in texts if text.sampling == sampling]
-                found = acceptance_by_depth(
-                    drafter, [as_returned(text, blocks, shares) for text in own], DEPTH
-                )
+                own = [text for drawn, text in texts if drawn == sampling]
+                found = acceptance_by_depth(drafter, own, DEPTH)
                 shown = " | ".join(f"{share:.2f}" for share in found)
                 made = 1 + sum(found[:ROUND])
                 row = f"| {name} | {sampling.temperature:g} | `{draft}` | {shown} | {made:.2f} |"

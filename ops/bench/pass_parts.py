@@ -115,50 +115,51 @@ def section_of(name: str, module: torch.nn.Module) -> str | None:
     return named.get(leaf)
 
 
+class _Replaced(contextlib.ExitStack):
+    """Functions that are timed in place of themselves, until it is left."""
+
+    def __init__(self, sections: Sections) -> None:
+        super().__init__()
+        self._sections = sections
+
+    def time(self, owner: Any, attribute: str, name: str) -> None:
+        """Make ``owner.attribute`` a section ``name``."""
+        before = getattr(owner, attribute)
+        setattr(owner, attribute, self._sections.timed(name, before))
+        self.callback(setattr, owner, attribute, before)
+
+
 @contextlib.contextmanager
 def measured(stage: ModelStage, sections: Sections) -> Iterator[Callable[..., Any]]:
     """``stage.run`` with every part of it a section."""
     block = stage.block
-    with contextlib.ExitStack() as stack:
-
-        def replace(owner: Any, attribute: str, name: str) -> None:
-            before = getattr(owner, attribute)
-            setattr(owner, attribute, sections.timed(name, before))
-            stack.callback(setattr, owner, attribute, before)
-
+    with _Replaced(sections) as replaced:
         for name, module in block.named_modules():
             section = section_of(name, module)
             if section is not None:
-                replace(module, "forward", section)
-        replace(TreeCacheLayer, "update", "KV rows")
-        replace(stage_module, "choose_rows", "sampling")
-        replace(block, "run_together", "mask")
+                replaced.time(module, "forward", section)
+        replaced.time(TreeCacheLayer, "update", "KV rows")
+        replaced.time(stage_module, "choose_rows", "sampling")
+        replaced.time(block, "run_together", "mask")
         modeling = sys.modules[type(block.body).__module__]
         if hasattr(modeling, "apply_rotary_pos_emb"):
-            replace(modeling, "apply_rotary_pos_emb", "rotary")
+            replaced.time(modeling, "apply_rotary_pos_emb", "rotary")
         chosen = block.config._attn_implementation
         known = AttentionInterface()
         before = known[chosen]
         AttentionInterface.register(chosen, sections.timed("attention", before))
-        stack.callback(AttentionInterface.register, chosen, before)
+        replaced.callback(AttentionInterface.register, chosen, before)
         yield sections.timed("stage", stage.run)
 
 
 @contextlib.contextmanager
 def measured_short(stage: ModelStage, sections: Sections) -> Iterator[Callable[..., Any]]:
     """``stage.run`` by the short path with every part of it a section."""
-    block = stage.block
-    owners: dict[str, tuple[Any, str]] = {
-        "layers": (CompiledLayers, "_run"),
-        "head": (block.lean, "head"),
-        "mask": (block, "run_together"),
-        "sampling": (stage_module, "choose_rows"),
-    }
-    with contextlib.ExitStack() as stack:
-        for name, (owner, attribute) in owners.items():
-            before = getattr(owner, attribute)
-            setattr(owner, attribute, sections.timed(name, before))
-            stack.callback(setattr, owner, attribute, before)
+    with _Replaced(sections) as replaced:
+        replaced.time(CompiledLayers, "_run", "layers")
+        replaced.time(stage.block.lean, "head", "head")
+        replaced.time(stage.block, "run_together", "mask")
+        replaced.time(stage_module, "choose_rows", "sampling")
         yield sections.timed("stage", stage.run)
 
 

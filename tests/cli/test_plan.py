@@ -48,6 +48,7 @@ def test_a_config_alone_is_planned(command: Command, model: str, tmp_path: Path)
     )
     assert re.search(r"^auto +[\d.]+ ms per token", said, re.M)
     assert "auto assumes the acceptance of the packaged drafters" in said
+    assert f"wrote {out}; to start it" in said
     assert f"flowspec up --cluster {out}" in said
     for number, stage in enumerate(cluster.stages, start=1):
         assert f"{stage.box}: python -m workers.verify --stage {number}" in said
@@ -64,6 +65,17 @@ def test_a_cluster_file_may_be_used_from_any_folder(
     )
     assert (status, err) == (0, "")
     assert read_cluster(out).model == model
+
+
+def test_a_plan_says_that_it_takes_the_place_of_another(
+    command: Command, model: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "cluster.toml"
+    out.write_text("mine")
+    boxes = ("--boxes", "nano:2x8GiB@50GB/s", "--draft", "ngram", "--out", str(out))
+    assert (
+        f"wrote {out} in place of the one there was; " in command("plan", model, "--dry", *boxes)[1]
+    )
 
 
 def test_a_gguf_file_and_packaged_models_are_named_as_they_were(

@@ -13,7 +13,13 @@ from tests.cli.conftest import Command
 def test_a_folder_for_each_stage_is_written(command: Command, tmp_path: Path) -> None:
     out = tmp_path / "parts"
     status, printed, err = command("shard", "target", "--layers", "0-5 5-12", "--out", str(out))
-    assert (status, printed) == (0, "")
+    assert status == 0
+    assert printed.splitlines()[1:] == [
+        f"  python -m workers.scheduler --target {out}/draft --stages 2 --layers '0-5 5-12'",
+        f"  python -m workers.draft --target {out}/draft",
+        f"  python -m workers.verify --stage 1 --target {out}/stage-1",
+        f"  python -m workers.verify --stage 2 --target {out}/stage-2",
+    ]
     assert [line.split(":")[0] for line in err.splitlines()] == [
         f"wrote {out / name}" for name in ("stage-1", "stage-2", "draft")
     ]

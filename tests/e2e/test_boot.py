@@ -6,10 +6,11 @@ import functools
 import gc
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
-from unittest.mock import Mock
+from typing import Any, cast
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -17,13 +18,34 @@ import flowspec.start.boot as boot
 from flowspec.core.protocol.addresses import stage_address
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.errors import BrokerFull, ClusterError
-from flowspec.roles.lease import Lease
+from flowspec.roles.lease import LOADING, Lease
+from flowspec.transport.base import Claim, Control
 from flowspec.transport.connections import redis_client
 from flowspec.transport.connections.connection import connect, retrying
 from flowspec.transport.connections.server import PrivateBroker
 from flowspec.transport.control.redis_control import RedisControl
+from tests.commands import run
 from tests.transport.memory import MemoryBroker, MemoryLink
-from tests.waiting import until
+from tests.waiting import SECONDS, until
+
+
+class Looks:
+    """A worker's control that counts the looks at the leases."""
+
+    def __init__(self, control: RedisControl) -> None:
+        self.count = 0
+        self.pipeline = control.pipeline
+        self._claims = control.claims
+
+    def claims(self) -> dict[str, Claim]:
+        self.count += 1
+        return self._claims()
+
+
+def process_at(url: str) -> boot.Process:
+    """A process of a worker, which leaves the signals to the tests."""
+    with patch("signal.signal"):
+        return boot.Process(url)
 
 
 def test_a_worker_without_a_pipeline_waits_a_bounded_time_and_says_so(
@@ -32,11 +54,7 @@ def test_a_worker_without_a_pipeline_waits_a_bounded_time_and_says_so(
     with PrivateBroker() as broker:
         monkeypatch.setattr(boot, "RECORD_SECONDS", 0.3)
         monkeypatch.setattr(boot, "_PATIENT_SECONDS", 0.1)
-        process = boot.Process.__new__(boot.Process)
-        process.url = broker.url
-        process.keys = boot.Keys()
-        process._stopped = False
-        process._drains_since = None
+        process = process_at(broker.url)
         control = process.control()
         with pytest.raises(
             ClusterError, match=r"pipeline p0 has no record after 0.3 s; start its scheduler"
@@ -93,6 +111,53 @@ def test_a_fault_that_is_none_of_memory_is_shown_as_it_is(error: Exception) -> N
         boot.run(Mock(side_effect=error), "verify")
 
 
+@pytest.fixture
+def broker() -> Iterator[PrivateBroker]:
+    with PrivateBroker() as running:
+        yield running
+
+
+def test_a_record_that_stands_there_counts_once_its_scheduler_has_come(
+    broker: PrivateBroker,
+) -> None:
+    """It may be of an earlier pipeline, and the next one's scheduler may start with the worker."""
+    earlier, later = {"stages": "2"}, {"stages": "3"}
+    scheduler, worker = (process_at(broker.url) for _ in range(2))
+    with closing(scheduler.control()) as control, closing(worker.control()) as asking:
+        control.set_pipeline(earlier)
+        looks = Looks(asking)
+        with ThreadPoolExecutor(1) as beside:
+            found = beside.submit(worker.pipeline_record, cast(Control, looks))
+            until(lambda: looks.count > 1)
+            with scheduler.leased("scheduler", dict) as lease:
+                assert scheduler.state == LOADING
+                seen = looks.count
+                until(lambda: looks.count > seen + 1)
+                assert not found.done()
+                control.set_pipeline(later, lease.holder.generation)
+                assert found.result(SECONDS) == later
+        scheduler.state = "ready"
+        with scheduler.leased("scheduler", dict):
+            assert worker.pipeline_record(asking) == later
+
+
+def test_the_status_of_a_pipeline_whose_scheduler_loads(broker: PrivateBroker) -> None:
+    with process_at(broker.url).leased("scheduler", dict):
+        status = run("flowspec", "status", "--redis-url", broker.url)
+    assert (status.returncode, status.stdout) == (1, "")
+    assert status.stderr.startswith("flowspec: the scheduler reads its models, which takes a while")
+
+
+def test_a_record_whose_scheduler_stays_away_counts_after_a_while(
+    broker: PrivateBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boot, "_OLDER_SECONDS", 0.1)
+    worker = process_at(broker.url)
+    with closing(worker.control()) as control:
+        control.set_pipeline({"stages": "2"})
+        assert worker.pipeline_record(control) == {"stages": "2"}
+
+
 @pytest.mark.live
 def test_a_lease_is_renewed_over_a_connection_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A renewal must not wait for the worker's own calls."""
@@ -105,13 +170,8 @@ def test_a_lease_is_renewed_over_a_connection_of_its_own(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(RedisControl, "claim", watched)
     with PrivateBroker() as broker:
-        process = boot.Process.__new__(boot.Process)
-        process.url = broker.url
-        process.keys = boot.Keys()
+        process = process_at(broker.url)
         process.state = "ready"
-        process._setup = ""
-        process._stopped = False
-        process._drains_since = None
         own = process.control()
         with process.leased("draft", dict) as held, process.leased("scheduler", dict):
             until(lambda: len(claims) >= 6)
@@ -133,13 +193,8 @@ def test_a_worker_outlives_a_full_broker_and_ends_if_it_stays_full(
     served: list[str] = []
     with PrivateBroker() as broker:
         client = connect(broker.url)
-        process = boot.Process.__new__(boot.Process)
-        process.url = broker.url
-        process.keys = boot.Keys()
+        process = process_at(broker.url)
         process.state = "ready"
-        process._setup = ""
-        process._stopped = process.has_served = False
-        process._drains_since = None
 
         @contextmanager
         def begin() -> Iterator[Callable[[Lease], None]]:

@@ -40,6 +40,13 @@ def serve(place: Path, *flags: str) -> AbstractContextManager[tuple[Command, str
     )
 
 
+def wait_for_another(place: Path, role: str, before: int, address: str) -> None:
+    """Wait until ``role`` has another process than ``before`` and the gateway can answer."""
+    until(lambda: worker_of(place, role) not in (None, before))
+    until(lambda: httpx2.get(f"{address}/ready", timeout=SECONDS).status_code == 200)
+    assert ask(address).status_code == 200
+
+
 def ask(address: str, **headers: str) -> httpx2.Response:
     request = {
         "model": "target",
@@ -77,9 +84,7 @@ def test_a_lost_worker_is_said_and_started_again(place: Path) -> None:
         lost = worker_of(place, "verify-2")
         assert lost is not None
         os.kill(lost, signal.SIGKILL)
-        until(lambda: worker_of(place, "verify-2") not in (None, lost))
-        until(lambda: httpx2.get(f"{address}/ready", timeout=SECONDS).status_code == 200)
-        assert ask(address).status_code == 200
+        wait_for_another(place, "verify-2", lost, address)
         serving.process.send_signal(signal.SIGTERM)
         done = serving.ended()
     assert done.returncode == 0
@@ -93,12 +98,11 @@ def test_a_killed_fork_server_is_survived(place: Path) -> None:
     """All workers end with it, so for an instant none runs."""
     with serve(place) as (serving, address):
         before = worker_of(place, "verify-2")
+        assert before is not None
         started_by = {child: children_of(child) for child in children_of(serving.process.pid)}
         (server,) = (child for child, workers in started_by.items() if before in workers)
         os.kill(server, signal.SIGKILL)
-        until(lambda: worker_of(place, "verify-2") not in (None, before))
-        until(lambda: httpx2.get(f"{address}/ready", timeout=SECONDS).status_code == 200)
-        assert ask(address).status_code == 200
+        wait_for_another(place, "verify-2", before, address)
         serving.process.send_signal(signal.SIGTERM)
         done = serving.ended()
     assert done.returncode == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -195,22 +196,29 @@ def first_rows(directory: ModelDirectory) -> torch.Tensor:
     return block.run(part, None, block.new_cache(3))
 
 
+IDS = tuple(range(3, 20))
+
+
+def logits_by(stages: Sequence[ModelDirectory], precision: str) -> torch.Tensor:
+    """Logits after each of ``IDS`` by stages of one layer, each with the folder of its weights."""
+    rows = tuple(range(len(IDS)))
+    part = Part(RUN, 0, rows, tuple(row - 1 for row in rows), rows, IDS, rows, len(IDS))
+    hidden = None
+    for layer, directory in enumerate(stages):
+        block = block_of(directory, range(layer, layer + 1), precision)
+        hidden = block.run(part, hidden, block.new_cache(len(IDS))).float().numpy()
+    return block.logits(torch.from_numpy(hidden).to(block.dtype))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_pass_over_a_files_layers_is_the_librarys(tmp_path: Path, family: str) -> None:
     """Over two blocks, of which each reads its own layer."""
     file = tmp_path / "model.gguf"
     write(file, family, "Q8_0")
     directory = open_directory(str(file))
-    ids = tuple(range(3, 20))
-    rows = tuple(range(len(ids)))
-    part = Part(RUN, 0, rows, tuple(row - 1 for row in rows), rows, ids, rows, len(ids))
-    hidden = None
-    for layer in range(gguf_files.LAYERS):
-        block = block_of(directory, range(layer, layer + 1), "float32")
-        hidden = block.run(part, hidden, block.new_cache(len(ids))).numpy()
-    found = block.logits(torch.from_numpy(hidden))
+    found = logits_by([directory] * gguf_files.LAYERS, "float32")
     with torch.inference_mode():
-        wanted = library(file, directory)(input_ids=torch.tensor([ids])).logits[0]
+        wanted = library(file, directory)(input_ids=torch.tensor([IDS])).logits[0]
     assert torch.allclose(found, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()))
 
 
@@ -536,6 +544,30 @@ def test_a_shard_of_a_file_gives_the_files_bits(tmp_path: Path) -> None:
     assert all(map(torch.equal, stored.tensors, read.tensors))
     with pytest.raises(ModelError, match="name the precision of the shards with --dtype"):
         write_shards(directory, replace(plan, dtype=AS_STORED), tmp_path / "stored")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stages_of_shards_compute_what_stages_of_the_file_do(tmp_path: Path, family: str) -> None:
+    file = tmp_path / "model.gguf"
+    write(file, family, "Q8_0")
+    directory = open_directory(str(file))
+    blocks = [range(layer, layer + 1) for layer in range(gguf_files.LAYERS)]
+    write_shards(directory, ShardPlan(blocks, "int8"), tmp_path / "parts")
+    shards = [
+        open_directory(str(tmp_path / f"parts/stage-{stage}"))
+        for stage in range(1, gguf_files.LAYERS + 1)
+    ]
+    assert torch.equal(logits_by(shards, "int8"), logits_by([directory] * len(blocks), "int8"))
+
+
+@pytest.mark.parametrize("part", ["gate", "down"])
+def test_an_experts_bias_of_another_size_is_named(tmp_path: Path, part: str) -> None:
+    rows = FEED if part == "gate" else HIDDEN
+    longer = np.zeros((EXPERTS, rows + 1), np.float32)
+    file = tmp_path / "model.gguf"
+    write(file, "gpt-oss", extra={f"blk.0.ffn_{part}_exps.bias": longer})
+    with pytest.raises(ModelError, match=rf"{part}_proj\.bias has shape \({rows + 1},\)"):
+        block_of(open_directory(str(file)), range(1), "float32")
 
 
 # ---- what is refused -----------------------------------------------------------------------------

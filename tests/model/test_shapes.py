@@ -44,6 +44,12 @@ def test_a_lone_config_suffices(tmp_path: Path, kind: str) -> None:
     assert shapes.experts == 1
 
 
+def test_a_file_of_another_kind_is_no_config(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match=r"model\.bin is a file; expected a model's folder, its "):
+        read_config(str(tmp_path / "model.bin"))
+
+
 def test_experts_are_matrices_of_three_dimensions(tmp_path: Path) -> None:
     shapes = shapes_of(read_config(str(config(tmp_path, model_type="mixtral", **MIXTURE))))
     assert (shapes.experts, shapes.experts_used) == (8, 2)

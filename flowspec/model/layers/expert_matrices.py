@@ -100,11 +100,18 @@ class ExpertMatrices:
         return _Interleaved(matrices) if self._interleaved else Stack(matrices)
 
     def bias(self, expert: int, dtype: torch.dtype) -> torch.Tensor:
-        """The expert's bias; of checkpoints, in one tensor with all others."""
+        """The expert's bias; of checkpoints, in one tensor with all others.
+
+        ModelError if it is missing or has another shape.
+        """
         owner = f"{self._prefix}.{expert}."
         parts = [f"{owner}{part.removesuffix('weight')}bias" for part in _SEPARATE[0][self._at]]
         if parts[0] in self._directory.weight_files:
-            values = [read_tensor(one, self._directory.tensor(one), dtype) for one in parts]
+            height = self.shape[0] // len(parts)
+            entries = {part: self._directory.tensor(part) for part in parts}
+            for part, stored in entries.items():
+                check_shape(part, stored.shape, (height,))
+            values = [read_tensor(part, stored, dtype) for part, stored in entries.items()]
             return torch.stack(values, dim=-1).flatten()
         name = f"{self._name}_bias"
         entry = _member(self._directory.tensor(name), expert)

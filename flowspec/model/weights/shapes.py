@@ -46,6 +46,11 @@ def read_config(name: str) -> ModelDirectory:
     """
     path = expanded(name)
     if path.is_file() and not gguf.is_file(path):
+        if path.suffix != ".json":
+            raise ModelError(
+                f"{name} is a file; expected a model's folder, its config.json, or a GGUF file, "
+                "NAME.gguf"
+            )
         return described(path)
     return open_directory(name)
 
