@@ -336,7 +336,7 @@ def test_down_never_ends_a_process_that_is_not_ours(flowspec: Run, place: Path) 
         (place / "state" / "flowspec").mkdir(parents=True)
         note = {"pid": bystander.pid, "url": "unix:///none"}
         (place / "state" / "flowspec" / "up.json").write_text(json.dumps(note))
-        assert "no pipeline is up" in flowspec("down").stderr
+        assert "no pipeline of `flowspec up` is here" in flowspec("down").stderr
         assert bystander.poll() is None
         bystander.kill()
 
