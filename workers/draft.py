@@ -16,7 +16,9 @@ from flowspec.model.drafters.drafter_choice import levels_of, wanting_hidden
 from flowspec.model.drafters.sources import fingerprint, load_sources, target_needs
 from flowspec.model.layers.taps import Taps
 from flowspec.model.weights.directory import ModelDirectory
+from flowspec.model.weights.precision import AUTO
 from flowspec.observe import logger
+from flowspec.rehearse.devices.setup import EMULATED
 from flowspec.rehearse.replay import header
 from flowspec.roles.lease import Lease
 from flowspec.roles.performers import DraftPerformer
@@ -37,7 +39,7 @@ from flowspec.transport.base import (
 )
 
 #: Loads the drafter of a name for a target, in a precision and on a device.
-Load = Callable[[str, ModelDirectory, str, str], DraftExecutor]
+Load = Callable[[str, ModelDirectory, str | None, str], DraftExecutor]
 
 #: The key in a job's stats of what its stages run on, and the facts of a stage there.
 RUNS_ON = "runs_on"
@@ -84,7 +86,7 @@ class _LoadedDrafter(NamedTuple):
     limits: Limits
 
 
-def load_named(draft: str, target: ModelDirectory, dtype: str, device: str) -> DraftExecutor:
+def load_named(draft: str, target: ModelDirectory, dtype: str | None, device: str) -> DraftExecutor:
     """The drafter that the pipeline's record names."""
     return load_sources(draft, target, dtype=dtype, device=device)
 
@@ -210,6 +212,8 @@ def _load_models(
     check_fingerprint(fingerprint(draft), record["draft_fingerprint"], draft)
     target = open_target(given.target or record["target"], record, target_needs(draft))
     dtype = given.dtype or record["draft_dtype"]
+    if EMULATED in record and dtype == AUTO:
+        dtype = None  # as in simulations
     device = given.device or record["draft_device"]
     note(f"loading the drafter {draft}")
     return target, load(draft, target, dtype, device)

@@ -179,7 +179,12 @@ WaitSeconds = Annotated[
 ]
 DraftDtype = Annotated[
     str | None,
-    typer.Option(callback=checked_by(check_dtype), help="Precision of the drafters, as --dtype."),
+    typer.Option(
+        callback=checked_by(check_dtype),
+        help="Precision of the drafters, as --dtype; auto, the default: int8-block on a CPU that "
+        "compiles its product, unless the drafter is quantised; else as its model declares, a "
+        "head's target.",
+    ),
 ]
 DraftDevice = Annotated[
     str | None,

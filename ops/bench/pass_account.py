@@ -43,6 +43,7 @@ from flowspec.errors import FlowSpecError
 from flowspec.model.base import DraftExecutor
 from flowspec.model.kernels import served
 from flowspec.model.weights.directory import default_pair, open_directory
+from flowspec.model.weights.precision import AUTO
 from flowspec.roles.performers import VerifyPerformer
 from flowspec.roles.worker import Worker
 from flowspec.transport.connections.server import PrivateBroker
@@ -291,7 +292,7 @@ def draft_process(source: str, rows: int, rounds: int, pipe: Any) -> None:
     from flowspec.model.drafters.sources import load_sources
 
     target = open_directory(default_pair()[0])
-    drafter = load_sources(source, target)
+    drafter = load_sources(source, target, dtype=AUTO)
     level = Level(drafter, target.vocabulary, target.hidden_size, CONTEXT, rows)
     for _ in range(rounds + WARM):
         level.draft()

@@ -10,12 +10,15 @@ from flowspec.core.protocol.messages import Returns
 from flowspec.core.protocol.work import Draft, DraftDone, Part, Pruned
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
-from flowspec.model.base import DraftExecutor
+from flowspec.model.base import DraftExecutor, HasFacts
 from flowspec.model.drafters.language_model import ModelDrafter
 from flowspec.model.drafters.sources import load_sources
+from flowspec.model.kernels import served
 from flowspec.model.layers.block import LayerBlock
+from flowspec.model.layers.placing import place
 from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import default_pair, open_directory
+from flowspec.model.weights.precision import AUTO
 from flowspec.proof import plain
 from tests.marks import crossed
 from tests.precisions import SERVED
@@ -67,6 +70,20 @@ def test_drafters_propose_nearly_what_they_do_in_float32(source: str, precision:
     assert [len(tokens) for tokens in found] == [WIDTH] * 5
     common = sum(len(set(one) & set(other)) for one, other in zip(exact, found, strict=True))
     assert common >= 0.7 * WIDTH * 5
+
+
+@pytest.mark.parametrize("source", ["draft", "head"])
+def test_drafters_of_a_pipeline_have_eight_bits_where_those_of_simulations_do_not(
+    source: str,
+) -> None:
+    def precision(dtype: str | None) -> object:
+        drafter = load_sources(source, TARGET, dtype=dtype)
+        assert isinstance(drafter, HasFacts)
+        return drafter.facts()["precision"]
+
+    declared = place(AUTO, "cpu", TARGET.config).precision
+    assert precision(None) == declared
+    assert precision(AUTO) == ("int8-block" if served("int8-block", "cpu") else declared)
 
 
 def test_a_drafter_with_another_vocabulary_proposes_and_reads_what_both_have() -> None:

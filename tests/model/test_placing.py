@@ -14,7 +14,7 @@ from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError, StateError
 from flowspec.model.layers import placing as module
-from flowspec.model.layers.placing import Placing, place
+from flowspec.model.layers.placing import Placing, place, place_drafter
 from flowspec.model.stage import load_stage
 from flowspec.model.weights.directory import ModelDirectory, default_pair, open_directory
 from flowspec.model.weights.precision import check_device, check_dtype
@@ -39,6 +39,26 @@ def test_auto_is_what_the_model_declares_where_the_cpu_computes_in_it(
     monkeypatch.setattr(module, "cpu_flags", lambda: frozenset(flags))
     assert place("auto", "cpu", {"dtype": declared}).precision == chosen
     assert place("auto", "cpu", {"torch_dtype": declared}).precision == chosen
+
+
+@pytest.mark.parametrize(
+    ("own", "dtype", "compiles", "chosen"),
+    [
+        ("float32", "auto", True, "int8-block"),
+        ("float32", "auto", False, "bfloat16"),
+        ("int4", "auto", True, "int4"),
+        ("float32", "float16", True, "float16"),
+    ],
+)
+def test_drafters_have_eight_bits_where_their_product_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, own: str, dtype: str, compiles: bool, chosen: str
+) -> None:
+    """Unless told otherwise, or quantised already; beside a target of bfloat16."""
+    monkeypatch.setattr(module, "served", lambda name, _: compiles or name == own)
+    monkeypatch.setattr(module, "kernels_for", lambda *_: None)
+    monkeypatch.setattr(module, "cpu_flags", lambda: frozenset({"avx512_bf16"}))
+    beside = {"dtype": "int4" if own == "int4" else "bfloat16"}
+    assert place_drafter(dtype, "cpu", {"dtype": own}, beside).precision == chosen
 
 
 def test_rows_have_16_bits_where_the_stage_computes_in_them() -> None:

@@ -175,12 +175,13 @@ def load_sources(
     target: ModelDirectory,
     wrapped: Callable[[DraftExecutor], DraftExecutor] = lambda drafter: drafter,
     *,
-    dtype: str = AUTO,
+    dtype: str | None = None,
     device: str = "cpu",
 ) -> DraftExecutor:
     """Load the drafter ``draft`` for ``target``; ``wrapped`` wraps it, or each of its choices.
 
-    ``dtype`` and ``device``: those of its models, as in ``placing.place``.
+    ``dtype`` and ``device``: as in ``placing.place_drafter``; no ``dtype``: as the models declare,
+    so that it drafts the same on machines of one kind.
     """
     place = (dtype, device)
     drafters = [wrapped(_load_merged(names, target, place)) for names in _merged(draft)]
@@ -192,7 +193,7 @@ def load_sources(
 
 
 def _load_merged(
-    names: Sequence[str], target: ModelDirectory, place: tuple[str, str]
+    names: Sequence[str], target: ModelDirectory, place: tuple[str | None, str]
 ) -> DraftExecutor:
     _check_merged(names)
     loaded = [_load(name, target, place) for name in names]
@@ -267,14 +268,20 @@ def _only_drafts(name: str, kind: str, role: str) -> ModelError:
     )
 
 
-def _load(name: str, target: ModelDirectory, wanted: tuple[str, str]) -> DraftExecutor:
+def _load(name: str, target: ModelDirectory, wanted: tuple[str | None, str]) -> DraftExecutor:
     if name == NGRAM:
         from flowspec.model.drafters.ngram import NgramDrafter
 
         return NgramDrafter(target.vocabulary)
-    from flowspec.model.layers.placing import place
+    from flowspec.model.layers.placing import place, place_drafter
 
     directory = fetch_weights(name, all_tensors)
     kind = kind_of(directory)
-    placed = target if kind.reads_target else directory
-    return kind.load(directory, target, place(*wanted, placed.config))
+    beside = (target if kind.reads_target else directory).config
+    dtype, device = wanted
+    placing = (
+        place(AUTO, device, beside)
+        if dtype is None
+        else place_drafter(dtype, device, directory.config, beside)
+    )
+    return kind.load(directory, target, placing)
