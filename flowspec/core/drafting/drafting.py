@@ -8,6 +8,7 @@ have their proposals without a pass.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -60,10 +61,16 @@ class DraftingOptions:
 
 @dataclass(slots=True)
 class _PassTally:
-    """The number of answering passes of one drafter, and their seconds."""
+    """The number of answering passes of one drafter, their seconds, and those of the shortest."""
 
     count: int = 0
     seconds: float = 0.0
+    least: float = math.inf
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.seconds += seconds
+        self.least = min(self.least, seconds)
 
 
 @dataclass(slots=True)
@@ -179,6 +186,12 @@ class Drafting:
         passes = self._passes[self._active]
         return passes.seconds / passes.count if passes.count else 0.0
 
+    @property
+    def least_pass_seconds(self) -> float:
+        """Seconds of the shortest answering pass of the active drafter; 0: it has made none."""
+        passes = self._passes[self._active]
+        return passes.least if passes.count else 0.0
+
     # ---- the growth ------------------------------------------------------------------------------
 
     def begin(
@@ -269,8 +282,7 @@ class Drafting:
         if not answered or len(result.sources) not in (0, rows):
             raise ProtocolError("the drafter did not answer for the rows it was asked for")
         if asked.nodes:
-            self._passes[asked.drafter].count += 1
-            self._passes[asked.drafter].seconds += seconds
+            self._passes[asked.drafter].add(seconds)
         # Deepest first: a block knows more of its own path than one from further up.
         for at, node in reversed(list(enumerate(asked.nodes))):
             levels = _levels(result, at)

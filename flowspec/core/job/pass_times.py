@@ -77,6 +77,16 @@ class PassTimes:
         return self._points[0][1] if known else 0.0
 
     @property
+    def least_of_second(self) -> float:
+        """Seconds by which the shortest pass over two rows is longer than that over one.
+
+        0 while one of them is unknown.
+        """
+        one, two = (self._samples.get(size, ()) for size in (0, 1))
+        least = min((took for _, took in one), default=math.inf)
+        return max(0.0, min((took for _, took in two), default=0.0) - least)
+
+    @property
     def widest(self) -> int:
         """Rows of the widest passes measured; 0: none."""
         return int(self._points[-1][0]) if self._points else 0

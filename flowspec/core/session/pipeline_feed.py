@@ -91,6 +91,7 @@ class PipelineFeed:
             bandwidth_delay=self.window.bandwidth_delay.segments,
             decoding=self._lifecycle.is_decoding,
             draft_pass_seconds=self._drafting.pass_seconds,
+            least_draft_pass_seconds=self._drafting.least_pass_seconds,
             decoded=self._tally.choices,
             decode_seconds=self._tally.decode_seconds,
             rows=self._allowed.rows,

@@ -38,7 +38,8 @@ class View:
     ``in_flight``: segments sent and neither answered nor emptied by a prune. ``waiting``: segments
     cut but not sent. ``bandwidth_delay``: segments that must be in flight so that no part of the
     pipeline waits for the draft worker, from measured times; 0: unknown. ``decoding``: the target
-    has returned its first token. ``draft_pass_seconds``: the mean time of the drafter's passes.
+    has returned its first token. ``draft_pass_seconds``: the mean time of the drafter's passes;
+    ``least_draft_pass_seconds``: the shortest one.
     ``decoded``: tokens after the first one, decoded in ``decode_seconds``. ``rows``: most rows of
     a segment, beside other jobs; 0: no limit.
     """
@@ -49,6 +50,7 @@ class View:
     bandwidth_delay: int = 0
     decoding: bool = True
     draft_pass_seconds: float = 0.0
+    least_draft_pass_seconds: float = 0.0
     decoded: int = 0
     decode_seconds: float = 0.0
     rows: int = 0
@@ -66,6 +68,7 @@ class Strategy:
     #: Segments allowed in flight.
     max_in_flight: int = 1
     #: Draft while no slot is free and choose the segment once one is; a new root is sent at once.
+    #: It may change from one growth to the next.
     drafts_ahead: bool = False
     #: With ``drafts_ahead``: a new root waits, and leads the growth's first segment.
     holds_root: bool = False

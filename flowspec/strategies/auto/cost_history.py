@@ -38,7 +38,7 @@ class CostHistory:
         self.reach = 1.0
         #: Seconds that one row occupies a link between two stages; 0: unknown or negligible.
         self.row_seconds = 0.0
-        #: Speeds by drafter number, kept apart by a job's (coupled, sampled, without a bound).
+        #: Speeds by choice, kept apart by a job's (coupled, sampled, without a bound).
         self.speeds = defaultdict[tuple[bool, bool, bool], dict[int, DrafterSpeed]](dict)
         self._row_samples: deque[float] = deque(maxlen=PROMPT_SAMPLES)
 

@@ -66,7 +66,7 @@ class SegmentSizer:
         self._history = history
         self.fixed_rows = rows
         self._delay = delay
-        self._rate_before = self._rate = history.rate
+        self._rate_before = self.rate = history.rate
         # The prompt's round trip and slowest pass, until a single row has made its round trip.
         self._prompt: tuple[RoundTrip, float] | None = None
         self._recent: deque[int] = deque(maxlen=RECENT_SEGMENTS)
@@ -93,13 +93,13 @@ class SegmentSizer:
         single = history.passes.single
         before = self._rate_before or (1 / (self._stages * single) if single else 0.0)
         if not seconds:
-            self._rate = before
+            self.rate = before
             return
         if before:
-            self._rate = (tokens + PRIOR_TOKENS) / (seconds + PRIOR_TOKENS / before)
+            self.rate = (tokens + PRIOR_TOKENS) / (seconds + PRIOR_TOKENS / before)
         else:
-            self._rate = tokens / seconds
-        history.rate = self._rate
+            self.rate = tokens / seconds
+        history.rate = self.rate
 
     def sizing(self, bandwidth_delay: int, draft_pass_seconds: float) -> Sizing:
         """The sizes for the next segment.
@@ -118,12 +118,12 @@ class SegmentSizer:
 
     def price(self, rows: int) -> float:
         """Expected tokens that a segment of ``rows`` rows has to add."""
-        return self._delay * self._rate * self._seconds(rows)
+        return self._delay * self.rate * self._seconds(rows)
 
     @property
     def pass_price(self) -> float:
         """Tokens that the job makes during a pass of the drafter; 0 until one has been timed."""
-        return self._rate * self._draft_pass_seconds
+        return self.rate * self._draft_pass_seconds
 
     def chose(self, rows: int) -> None:
         """A segment of ``rows`` rows was cut."""

@@ -15,7 +15,7 @@ from flowspec.core.session.strategy import Occasion, Strategy, View
 from flowspec.core.tree.tree import Tree
 from flowspec.strategies.auto.best_first import ALTERNATIVE, BestFirstGrowth
 from flowspec.strategies.auto.cost_history import CostHistory
-from flowspec.strategies.auto.drafter_bandit import PLAIN, DrafterBandit
+from flowspec.strategies.auto.drafter_bandit import PLAIN, DrafterBandit, synchronous
 from flowspec.strategies.auto.root_first import RootFirstGrowth
 from flowspec.strategies.auto.segment_sizing import (
     DELAY_FACTOR,
@@ -23,6 +23,7 @@ from flowspec.strategies.auto.segment_sizing import (
     MOST_PASSES,
     SegmentSizer,
 )
+from flowspec.strategies.auto.synchronous import SynchronousGrowth
 from flowspec.strategies.base import check, or_auto
 
 #: Nodes of a pass of the drafter if segments have fewer rows.
@@ -96,12 +97,16 @@ class Auto(Strategy):
             for free in (True, False)
         }
         self.bandit = self._bandits[not self.sizer.fixed_rows]
-        self._changes = [(0, self.bandit.choice)]  # (tokens before, drafter)
+        self._changes = [(0, self.bandit.choice)]  # (tokens before, choice)
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
         self._choose(view)
         if self.is_plain:
             return None
+        if not self.drafts_ahead:
+            # Segments that left before the choice are waited for.
+            begins = occasion is Occasion.ROUND or not view.tree[view.tree.root].selected
+            return self._synchronous(view) if begins else None
         sizing = self.sizer.sizing(view.bandwidth_delay, view.draft_pass_seconds)
         self.max_in_flight = self.params.in_flight or sizing.in_flight
         # Beside other jobs, the rows that a job may have cost nothing: none of them has a price.
@@ -117,13 +122,26 @@ class Auto(Strategy):
             growth = BestFirstGrowth(rows, batch, sizing.passes, price, self.params.alternative)
         return _SizedGrowth(growth, self.sizer)
 
+    def _synchronous(self, view: View) -> Growth:
+        passes, rate = self._costs.passes, self.sizer.rate
+        row = self._further_row(passes.at(2) - passes.at(1))
+        return SynchronousGrowth(view.tree, rate * row, rate * view.draft_pass_seconds)
+
+    def _further_row(self, seconds: float) -> float:
+        """Seconds in which a row passes all stages and links that a stage takes ``seconds`` for."""
+        return self._stages * (seconds + self._costs.row_seconds)
+
     def _choose(self, view: View) -> None:
-        """Take a drafter, or none; with fixed rows or beside other jobs there is one."""
+        """Take a drafter, synchronously or not, or none.
+
+        With fixed rows or beside other jobs there is one.
+        """
         self._follow_share(view)
         choice = self.bandit.update(view.decoded, view.decode_seconds)
         self.is_plain = choice == PLAIN
+        self.drafts_ahead = choice >= PLAIN
         if choice != PLAIN:
-            self.drafter = choice
+            self.drafter = choice if choice >= 0 else synchronous(choice)
         if choice != self._changes[-1][1] and len(self._changes) < MOST_DECISIONS:
             self._changes.append((view.decoded, choice))
 
@@ -141,7 +159,10 @@ class Auto(Strategy):
         ]
         if self._drafters > 1 or self._changes != [(0, 0)]:
             decisions += [
-                {"tokens": tokens, "drafter": drafter} for tokens, drafter in self._changes
+                {"tokens": tokens, "drafter": choice}
+                if choice >= PLAIN
+                else {"tokens": tokens, "drafter": synchronous(choice), "synchronous": True}
+                for tokens, choice in self._changes
             ]
         return decisions
 
@@ -152,9 +173,22 @@ class Auto(Strategy):
             self._follow_share(view)
             if trip.alone and trip.rows == 1 and not view.rows:
                 self._bandits[True].note_lone_row(trip.seconds)
+            self._note_candidate(view, answer)
             self.sizer.observe(answer, trip, tokens=view.decoded, seconds=view.decode_seconds)
         else:
             self.sizer.prefilled(trip, answer)
+
+    def _note_candidate(self, view: View, answer: Answer) -> None:
+        """Note whether the drafter's best candidate below the root is what the target chose."""
+        root = view.tree[view.tree.root]
+        drafting = view.least_draft_pass_seconds
+        if root.expansion is None or root.id not in answer.ids or view.rows or not drafting:
+            return
+        self._bandits[True].note_candidate(
+            self.drafter,
+            right=root.expansion.tokens[:1] == (root.choice,),
+            seconds=self._further_row(self._costs.passes.least_of_second) + drafting,
+        )
 
 
 class _SizedGrowth:

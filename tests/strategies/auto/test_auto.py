@@ -125,7 +125,8 @@ class Bench:
         assert tuple(made.tokens) == TARGET.decode(prompt, COUNT, sampling)
         (start, before) = made.committed_at[0]
         (end, after) = made.committed_at[-1]
-        decided = [entry["rows"] for entry in made.finish.stats.get("decisions", ())]
+        decisions = made.finish.stats.get("decisions", ())
+        decided = [entry["rows"] for entry in decisions if "rows" in entry]
         return Ran(end - start, after - before, self._rows.copy(), decided)
 
 
@@ -236,8 +237,8 @@ def test_the_text_is_the_targets_at_a_temperature_too(costs: str) -> None:
 def test_a_higher_price_of_delay_makes_narrower_segments() -> None:
     def widest(strategy: str) -> int:
         bench = Bench("each row costs a little")
-        bench.run(strategy)
-        return max(bench.run(strategy).rows)
+        # The second job may be synchronous where wide segments lose.
+        return max(max(bench.run(strategy).rows) for _ in range(2))
 
     assert widest("auto:delay=20") < widest("auto") < widest("auto:delay=0")
 

@@ -18,6 +18,7 @@ from flowspec.strategies.auto.drafter_bandit import (
     WARMUP_TOKENS,
     DrafterBandit,
     DrafterSpeed,
+    synchronous,
 )
 from tests.marks import examples
 
@@ -187,6 +188,80 @@ def test_without_lone_rows_plain_decoding_is_no_choice() -> None:
     known: dict[int, DrafterSpeed] = {}
     bandit = DrafterBandit(1, known)
     assert [bandit.update(tokens, float(tokens)) for tokens in range(1, 200)] == [0] * 199
+
+
+def speculate(
+    known: dict[int, DrafterSpeed],
+    rates: dict[int, float],
+    right: float,
+    luck: random.Random,
+    cold: dict[int, float] | None = None,
+) -> dict[int, int]:
+    """One job of 64 tokens with one drafter: tokens by choice; candidates are ``right`` so often.
+
+    Its passes cost nothing, so that a synchronous round makes a token and the right one. ``cold``:
+    the rates of choices that have made less than 32 tokens.
+    """
+    bandit = DrafterBandit(1, known)
+    made = dict.fromkeys(rates, 0)
+    seconds = 0.0
+    for decoded in range(1, 65):
+        if decoded == 1:
+            bandit.note_lone_row(1 / rates[PLAIN])
+        if bandit.choice != PLAIN:
+            bandit.note_candidate(0, right=luck.random() < right, seconds=0.0)
+        now = rates if cold is None or known[bandit.choice].warm else cold
+        seconds += 1 / now[bandit.choice]
+        made[bandit.choice] += 1
+        bandit.update(decoded, seconds)
+    return made
+
+
+def test_a_drafter_that_begins_slowly_is_not_judged_by_its_beginning() -> None:
+    known: dict[int, DrafterSpeed] = {}
+    luck = random.Random(1)
+    rates = {0: 2.5, PLAIN: 1.0, synchronous(0): 1.5}
+    cold = {**rates, 0: 0.5}
+    jobs = [speculate(known, rates, 0.5, luck, cold) for _ in range(40)]
+    assert jobs[0][synchronous(0)] > 0
+    assert sum(made[0] for made in jobs[8:]) > 0.9 * 64 * len(jobs[8:])
+
+
+@settings(max_examples=examples(25), deadline=None)
+@given(st.integers(0, 1000), st.floats(0.3, 0.8), st.floats(0.3, 1.15))
+def test_synchronous_speculation_is_chosen_where_it_is_faster(
+    seed: int, right: float, ahead: float
+) -> None:
+    """Than drafting ahead, which makes ``ahead`` tokens while plain decoding makes one."""
+    known: dict[int, DrafterSpeed] = {}
+    luck = random.Random(seed)
+    rates = {0: ahead, PLAIN: 1.0, synchronous(0): 1 + right}
+    jobs = [speculate(known, rates, right, luck) for _ in range(60)]
+    late = [sum(made[choice] for made in jobs[10:]) for choice in rates]
+    seconds = sum(tokens / rates[choice] for tokens, choice in zip(late, rates, strict=True))
+    assert seconds <= 1.06 * sum(late) / (1 + right)
+
+
+def test_a_first_job_speculates_synchronously_as_soon_as_it_may_choose() -> None:
+    rates = {0: 1.0, PLAIN: 1.0, synchronous(0): 1.5}
+    made = speculate({}, rates, 0.5, random.Random(1))
+    assert made == {0: DECISION_INTERVAL, PLAIN: 0, synchronous(0): 64 - DECISION_INTERVAL}
+
+
+@pytest.mark.parametrize("right", [0.1, 0.5, 0.9])
+def test_synchronous_speculation_that_promises_less_is_not_tried(right: float) -> None:
+    """With drafts of no cost it makes at most two tokens in the time of one."""
+    known: dict[int, DrafterSpeed] = {}
+    luck = random.Random(1)
+    rates = {0: 2.5, PLAIN: 1.0, synchronous(0): 1.0}
+    assert [speculate(known, rates, right, luck)[0] for _ in range(10)] == [64] * 10
+
+
+def test_beside_other_jobs_nobody_speculates_synchronously() -> None:
+    known: dict[int, DrafterSpeed] = {}
+    speculate(known, {0: 1.0, PLAIN: 1.0, synchronous(0): 1.5}, 0.5, random.Random(1))
+    assert DrafterBandit(1, known).choice == synchronous(0)
+    assert DrafterBandit(1, known, may_be_plain=False).choice == 0
 
 
 def test_an_outage_is_no_drafters_doing() -> None:

@@ -23,8 +23,10 @@ def decoded_by(history: History, tokens: int, rates: dict[bool, float], rows: in
     found = set()
     seconds = 0.0
     lone = RoundTrip(1, 1 / rates[True], alone=True)
+    tree = Tree(1)
+    tree.plant(token=1, position=1, parent=0)
     for decoded in range(tokens):
-        view = View(Tree(1), 1, 0, decoded=decoded, decode_seconds=seconds, rows=rows)
+        view = View(tree, 1, 0, decoded=decoded, decode_seconds=seconds, rows=rows)
         auto.observe_answer(view, Answer(RunKey("j", 1), 1, (1,), (1,)), lone)
         auto.grow(view, Occasion.VERDICT)
         found.add(auto.is_plain)
