@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +17,6 @@ from flowspec.errors import ConfigError
 from flowspec.model.weights.directory import open_directory
 from flowspec.results import Result, reported
 from flowspec.transport.connections.server import PrivateBroker
-from flowspec.transport.link.inbox import free_port
 from ops.peer.contest import Sides
 from ops.peer.install import Peer
 from ops.peer.llama import DraftOptions, Llama, LlamaRun, Relays, relays, servers
@@ -49,6 +49,15 @@ def our_pipeline(setup: Setup, latency: float, logs: Path) -> Iterator[Client]:
 
 
 @contextlib.contextmanager
+def _kept_port() -> Iterator[int]:
+    """A free port that no connection takes until a server listens there: it is bound meanwhile."""
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((HOST, 0))
+        yield int(bound.getsockname()[1])
+
+
+@contextlib.contextmanager
 def our_processes(
     setup: Setup,
     latency: float,
@@ -63,7 +72,7 @@ def our_processes(
     with contextlib.ExitStack() as stack:
         broker = stack.enter_context(PrivateBroker())
         url = urlsplit(broker.url)
-        inboxes = [free_port(HOST) for _ in range(setup.stages)]
+        inboxes = [stack.enter_context(_kept_port()) for _ in range(setup.stages)]
         ends = [*[url.path] * setup.stages, *(f"{HOST}:{port}" for port in inboxes)]
         links = stack.enter_context(relays(ends, latency, logs / "ours.log"))
         roles = [f"verify-{stage}" for stage in range(1, setup.stages + 1)]
