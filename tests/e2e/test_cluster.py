@@ -318,7 +318,9 @@ def test_flags_of_a_private_pipeline_start_one_beside_the_one_that_is_up(flowspe
     try:
         ask = ("generate", PROMPT, "--max-new-tokens", "4")
         private = flowspec(*ask, "--stages", "1")
-        assert private.stderr.startswith("note: starts a private pipeline of ")
+        assert private.stderr.startswith(
+            "note: starts a private pipeline of the packaged model, as flags describe one"
+        )
         assert private.stdout == flowspec(*ask).stdout
     finally:
         assert flowspec("down").returncode == 0
