@@ -29,6 +29,7 @@ from flowspec.plan.layout import Layout, layouts
 from flowspec.plan.needs import StageNeeds
 from flowspec.rehearse.devices.profile import LinkShape
 from flowspec.strategies import build
+from flowspec.transport.base import command_of
 
 if TYPE_CHECKING:
     from flowspec.model.weights.shapes import ModelShapes
@@ -275,10 +276,10 @@ def _write(
         f"wrote {request.out}{instead}; to start it on this machine alone:",
         f"  flowspec up --cluster {request.out}",
         "or on each box, with FLOWSPEC_REDIS_URL set to the broker's URL:",
-        f"  any box: python -m workers.scheduler --cluster {request.out}",
-        f"  {layout.draft.name}: python -m workers.draft",
+        f"  any box: {command_of('scheduler')} --cluster {request.out}",
+        f"  {layout.draft.name}: {command_of('draft')}",
         *(
-            f"  {stage.box.name}: python -m workers.verify --stage {number}"
+            f"  {stage.box.name}: {command_of(f'verify-{number}')}"
             for number, stage in enumerate(layout.stages, start=1)
         ),
     ]

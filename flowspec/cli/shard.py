@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from flowspec.errors import ConfigError
 from flowspec.model.drafters.kinds import NGRAM
 from flowspec.model.drafters.sources import open_models
 from flowspec.model.weights.directory import all_tensors, fetch_weights, layer_ranges
+from flowspec.transport.base import command_of
 
 
 def shard(
@@ -44,13 +46,14 @@ def shard(
     write_shards(directory, ShardPlan(blocks, precision, head), out, told)
     same = "" if layers is None else f" --layers '{layers}'"
     where = out.absolute()
+
+    def start(role: str, folder: str) -> str:
+        return f"  {command_of(role)} --target {shlex.quote(str(where / folder))}"
+
     lines = [
         "to start it, with FLOWSPEC_REDIS_URL set to the broker's URL and each folder on its box:",
-        f"  python -m workers.scheduler --target {where / 'draft'} --stages {len(blocks)}{same}",
-        f"  python -m workers.draft --target {where / 'draft'}",
-        *(
-            f"  python -m workers.verify --stage {stage} --target {where / f'stage-{stage}'}"
-            for stage in range(1, len(blocks) + 1)
-        ),
+        f"{start('scheduler', 'draft')} --stages {len(blocks)}{same}",
+        start("draft", "draft"),
+        *(start(f"verify-{stage}", f"stage-{stage}") for stage in range(1, len(blocks) + 1)),
     ]
     sys.stdout.write("\n".join(lines) + "\n")
