@@ -73,7 +73,7 @@ def report(given: argparse.Namespace) -> None:
     print(f"| prompts | T | drafter | {steps} in a row | a round |")
     print("|---" * (DEPTH + 4) + "|")
     for draft in given.drafts:
-        drafter = load_sources(draft, target)
+        drafter = load_sources(draft, target, dtype=AUTO)
         shares = load_tap_shares(blocks, ranges, taps_of(draft, target))
         returned = {
             name: [(text.sampling, as_returned(text, blocks, shares)) for text in texts]

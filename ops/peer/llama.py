@@ -22,9 +22,9 @@ from pathlib import Path
 from flowspec.errors import ClusterError
 from flowspec.model.weights.directory import layer_ranges
 from flowspec.transport.connections.server import die_with_parent
-from flowspec.transport.link.inbox import free_port
 from ops.peer.install import Peer
 
+HOST = "127.0.0.1"
 #: Time limits of a server or relay to listen, and of a run.
 START_SECONDS = 30.0
 RUN_SECONDS = 300.0
@@ -172,16 +172,25 @@ def split_options(addresses: Sequence[str], layers: int) -> list[str]:
 
 
 @contextlib.contextmanager
+def kept_port() -> Iterator[int]:
+    """A free port that no connection takes until a server listens there: it is bound meanwhile."""
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((HOST, 0))
+        yield int(bound.getsockname()[1])
+
+
+@contextlib.contextmanager
 def servers(peer: Peer, count: int, logs: Path) -> Iterator[list[str]]:
     """Run ``count`` RPC servers with one thread each; yield their addresses."""
     with contextlib.ExitStack() as stack:
         addresses = []
         for stage in range(1, count + 1):
-            port = free_port("127.0.0.1")
+            port = stack.enter_context(kept_port())
             command = [str(peer.tool("ggml-rpc-server")), "-t", "1", "-p", str(port)]
             process = stack.enter_context(running(command, logs / f"rpc-{stage}.log"))
             _wait_for_port(port, process)
-            addresses.append(f"127.0.0.1:{port}")
+            addresses.append(f"{HOST}:{port}")
         yield addresses
 
 
@@ -241,7 +250,7 @@ def _wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:
-            socket.create_connection(("127.0.0.1", port), 1.0).close()
+            socket.create_connection((HOST, port), 1.0).close()
             return
         except OSError:
             if process.poll() is not None or time.monotonic() > deadline:

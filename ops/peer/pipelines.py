@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,11 +18,10 @@ from flowspec.results import Result, reported
 from flowspec.transport.connections.server import PrivateBroker
 from ops.peer.contest import Sides
 from ops.peer.install import Peer
-from ops.peer.llama import DraftOptions, Llama, LlamaRun, Relays, relays, servers
+from ops.peer.llama import HOST, DraftOptions, Llama, LlamaRun, Relays, kept_port, relays, servers
 from ops.peer.prompts import PeerPrompt
 from ops.peer.settings import parted
 
-HOST = "127.0.0.1"
 _LISTEN = ("--rows", "straight", "--inbox-host", HOST)
 #: Tokens of a strategy's first job, which is slower than the next.
 _WARM_UP = 8
@@ -49,15 +47,6 @@ def our_pipeline(setup: Setup, latency: float, logs: Path) -> Iterator[Client]:
 
 
 @contextlib.contextmanager
-def _kept_port() -> Iterator[int]:
-    """A free port that no connection takes until a server listens there: it is bound meanwhile."""
-    with socket.socket() as bound:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((HOST, 0))
-        yield int(bound.getsockname()[1])
-
-
-@contextlib.contextmanager
 def our_processes(
     setup: Setup,
     latency: float,
@@ -72,7 +61,7 @@ def our_processes(
     with contextlib.ExitStack() as stack:
         broker = stack.enter_context(PrivateBroker())
         url = urlsplit(broker.url)
-        inboxes = [stack.enter_context(_kept_port()) for _ in range(setup.stages)]
+        inboxes = [stack.enter_context(kept_port()) for _ in range(setup.stages)]
         ends = [*[url.path] * setup.stages, *(f"{HOST}:{port}" for port in inboxes)]
         links = stack.enter_context(relays(ends, latency, logs / "ours.log"))
         roles = [f"verify-{stage}" for stage in range(1, setup.stages + 1)]
@@ -101,7 +90,7 @@ def their_pipeline(
         servers(peer, setup.stages, logs) as addresses,
         relays(addresses, latency, logs / "theirs.log") as links,
     ):
-        at = [f"127.0.0.1:{port}" for port in links.ports]
+        at = [f"{HOST}:{port}" for port in links.ports]
         yield Llama(peer, at, target.layers, target.context, file)
 
 

@@ -8,9 +8,10 @@ have their proposals without a pass.
 
 from __future__ import annotations
 
-import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 from flowspec.core.drafting.block_stems import block_stems
 from flowspec.core.drafting.calibration import Calibration, Calibrations
@@ -34,6 +35,8 @@ DRAFT_TREE_ROWS = 2048
 #: Rows that a drafter lags behind a text that is decoded plainly, before it catches up: a pass for
 #: every token would take a core from the stages, one over all of them delays the drafting.
 RESTING_ROWS = 16
+#: Most recent answering passes of a drafter whose times count.
+PASS_SAMPLES = 32
 #: Most sources merged into one drafter; a source's number is unique over all drafters.
 MOST_SOURCES = 16
 
@@ -57,20 +60,6 @@ class DraftingOptions:
     redrafts: bool = True
     calibration: Calibration | None = None
     calibrates_all: bool = False
-
-
-@dataclass(slots=True)
-class _PassTally:
-    """The number of answering passes of one drafter, their seconds, and those of the shortest."""
-
-    count: int = 0
-    seconds: float = 0.0
-    least: float = math.inf
-
-    def add(self, seconds: float) -> None:
-        self.count += 1
-        self.seconds += seconds
-        self.least = min(self.least, seconds)
 
 
 @dataclass(slots=True)
@@ -117,7 +106,7 @@ class Drafting:
             DrafterCache(prefix, refreshed=refreshed, levels=count, held=rows)
             for refreshed, count, rows in (zip(*columns, strict=True) if options.width else ())
         ]
-        self._passes = [_PassTally() for _ in options.refreshed]
+        self._passes = [deque[float](maxlen=PASS_SAMPLES) for _ in options.refreshed]
         self._active = 0
         self._rests = False
 
@@ -182,15 +171,13 @@ class Drafting:
 
     @property
     def pass_seconds(self) -> float:
-        """Mean seconds of an answering pass of the active drafter; 0: it has made none."""
-        passes = self._passes[self._active]
-        return passes.seconds / passes.count if passes.count else 0.0
+        """Median seconds of an answering pass of the active drafter; 0: it has made none."""
+        return median(self._passes[self._active] or (0.0,))
 
     @property
     def least_pass_seconds(self) -> float:
         """Seconds of the shortest answering pass of the active drafter; 0: it has made none."""
-        passes = self._passes[self._active]
-        return passes.least if passes.count else 0.0
+        return min(self._passes[self._active], default=0.0)
 
     # ---- the growth ------------------------------------------------------------------------------
 
@@ -282,7 +269,7 @@ class Drafting:
         if not answered or len(result.sources) not in (0, rows):
             raise ProtocolError("the drafter did not answer for the rows it was asked for")
         if asked.nodes:
-            self._passes[asked.drafter].add(seconds)
+            self._passes[asked.drafter].append(seconds)
         # Deepest first: a block knows more of its own path than one from further up.
         for at, node in reversed(list(enumerate(asked.nodes))):
             levels = _levels(result, at)

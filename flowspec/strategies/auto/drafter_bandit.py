@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 
-#: Tokens between two decisions.
+#: Tokens between two decisions, unless an untried drafter promises more synchronously.
 DECISION_INTERVAL = 24
 #: Tokens after a change that count for neither choice: the previous one has drafted them.
 SETTLING_TOKENS = 8
@@ -138,7 +138,8 @@ class DrafterBandit:
         """The choice for the next growth, after ``tokens`` tokens in ``seconds`` in all."""
         if tokens != self._tokens:
             self._credit(tokens, seconds)
-        if tokens - self._decided_at >= DECISION_INTERVAL:
+        outdone = self.choice >= 0 and self._is_outdone(self.choice)
+        if tokens - self._decided_at >= (SETTLING_TOKENS if outdone else DECISION_INTERVAL):
             self._decide(tokens)
         return self.choice
 
