@@ -26,6 +26,12 @@ _LEVELS = {
 }
 
 
+def note(text: str) -> None:
+    """A line for whoever started this process; no error."""
+    sys.stderr.write(f"{NOTE}{text}\n")
+    sys.stderr.flush()
+
+
 def configure() -> None:
     """Set up logging for this process; ConfigError for an unknown level or format."""
     structlog.configure(

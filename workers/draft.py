@@ -17,13 +17,13 @@ from flowspec.model.drafters.sources import fingerprint, load_sources, target_ne
 from flowspec.model.layers.taps import Taps
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.precision import AUTO
-from flowspec.observe import logger
+from flowspec.observe import logger, note
 from flowspec.rehearse.devices.setup import EMULATED
 from flowspec.rehearse.replay import header
 from flowspec.roles.lease import Lease
 from flowspec.roles.performers import DraftPerformer
 from flowspec.roles.text_process import TextProcess
-from flowspec.start.boot import Facts, Process, add_placing, make_worker, note, parser, run
+from flowspec.start.boot import Facts, Process, add_placing, make_worker, parser, run
 from flowspec.start.forks import can_fork
 from flowspec.start.models import check_fingerprint, context_of, kept_rows_of, open_target
 from flowspec.start.wiring import Wiring, add_rows, serve_wired

@@ -11,10 +11,10 @@ from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.errors import ConfigError
 from flowspec.model.base import placed
 from flowspec.model.weights.precision import of_all
-from flowspec.observe import logger
+from flowspec.observe import logger, note
 from flowspec.roles.lease import Lease
 from flowspec.roles.performers import VerifyPerformer
-from flowspec.start.boot import Facts, Process, add_placing, make_worker, note, parser, run
+from flowspec.start.boot import Facts, Process, add_placing, make_worker, parser, run
 from flowspec.start.models import open_middle
 from flowspec.start.wiring import Wiring, add_rows, serve_wired
 from flowspec.transport.base import middles_of

@@ -16,11 +16,12 @@ from flowspec.model.drafters.kinds import default_draft
 from flowspec.model.drafters.sources import fingerprint, labels, open_models, recorded_taps
 from flowspec.model.weights.directory import ModelDirectory, default_pair, layer_ranges
 from flowspec.model.weights.precision import AUTO, by_stage, check_device, check_dtype
+from flowspec.observe import note
 from flowspec.plan.cluster_file import check_ranges, parse_ranges, ranges_text, read_cluster
 from flowspec.rehearse.devices.setup import EMULATED, Emulation
 from flowspec.roles.lease import Lease
 from flowspec.roles.scheduler import Scheduler
-from flowspec.start.boot import Facts, Process, note, parser, run
+from flowspec.start.boot import Facts, Process, parser, run
 from flowspec.transport.base import BROKER_FULL, QUEUE_CAP
 from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.ways import ROWS

@@ -18,7 +18,7 @@ from flowspec.model.empty_stage import PassingStage
 from flowspec.model.layers.taps import Taps
 from flowspec.model.weights.directory import ModelDirectory, layer_range, open_directory
 from flowspec.model.weights.precision import PRECISIONS, of_stage
-from flowspec.observe import logger
+from flowspec.observe import logger, note
 from flowspec.plan.fit import gib
 from flowspec.plan.needs import StageNeeds
 from flowspec.roles.lease import Lease
@@ -29,7 +29,6 @@ from flowspec.start.boot import (
     Process,
     add_placing,
     make_worker,
-    note,
     parser,
     run,
     stage_number,

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flowspec.core.protocol.addresses import SCHEDULER
+from flowspec.observe import note
 from flowspec.strategies import build, runs_alone
 from flowspec.transport.base import command_of, full_of, role_of, roles_of
 
 if TYPE_CHECKING:
     from flowspec.client import Client
     from flowspec.rehearse.compare.grid import BenchPlan
-
-
-def say(line: str) -> None:
-    """A note of one line."""
-    sys.stderr.write(f"note: {line}\n")
 
 
 def of_plan(plan: BenchPlan) -> None:
@@ -34,24 +29,24 @@ def surplus(plan: BenchPlan) -> None:
     for stages in plan.stages:
         idle = sum(profile.stage_layers(stage, stages) == 0 for stage in range(1, stages))
         if idle:
-            sys.stderr.write(
-                f"note: {idle} of {stages} stages have no layer and pass rows on: "
-                f"the model of profile {profile.name} has {profile.layers} layers\n"
+            note(
+                f"{idle} of {stages} stages have no layer and pass rows on: "
+                f"the model of profile {profile.name} has {profile.layers} layers"
             )
 
 
 def waits(client: Client) -> None:
     """A note if a job would wait."""
     if why := why_waiting_at(client):
-        say(why)
+        note(why)
 
 
 def alone(strategy: str) -> None:
     """A note if a job with ``strategy`` waits for all others."""
     if runs_alone(strategy):
-        sys.stderr.write(
-            f"note: {strategy} runs alone: it begins when the jobs before it have ended, and later "
-            "ones wait for it\n"
+        note(
+            f"{strategy} runs alone: it begins when the jobs before it have ended, and later "
+            "ones wait for it"
         )
 
 
@@ -84,9 +79,9 @@ def why_waiting(
 
 def drafts_by_ngrams(target: str) -> None:
     """A note for a target of the user's that is given without a draft."""
-    sys.stderr.write(
-        f"note: no --draft is given for {target}: drafting with n-grams of its text "
-        "(--draft ngram); a small model with the same tokenizer usually drafts better\n"
+    note(
+        f"no --draft is given for {target}: drafting with n-grams of its text "
+        "(--draft ngram); a small model with the same tokenizer usually drafts better"
     )
 
 
@@ -101,9 +96,9 @@ def unused_middles(strategy: str, middles: Sequence[str], *, running: bool) -> N
             what = "runs unused" if one else "run unused"
         else:
             what = "is not started" if one else "are not started"
-        sys.stderr.write(
-            f"note: {strategy} uses no middle models: {', '.join(middles)} {what}; "
-            "pipespec and speculative use them\n"
+        note(
+            f"{strategy} uses no middle models: {', '.join(middles)} {what}; "
+            "pipespec and speculative use them"
         )
 
 
@@ -125,7 +120,7 @@ def first_of_several(strategies: Iterable[str], drafts: Iterable[tuple[str, ...]
         return
     does, uses = ("does", "it uses") if len(fixed) == 1 else ("do", "they use")
     used = ", and ".join(f"{names[0]}, the first of {':'.join(names)}" for names in several)
-    sys.stderr.write(
-        f"note: {', '.join(fixed)} {does} not choose between drafts: {uses} {used}; "
-        "put another one first, or use auto\n"
+    note(
+        f"{', '.join(fixed)} {does} not choose between drafts: {uses} {used}; "
+        "put another one first, or use auto"
     )

@@ -21,6 +21,7 @@ from flowspec.model.drafters.kinds import NGRAM
 from flowspec.model.drafters.sources import open_models
 from flowspec.model.weights.directory import default_pair
 from flowspec.model.weights.precision import AUTO
+from flowspec.observe import note
 from flowspec.plan.cluster_file import ClusterFile, read_cluster
 from flowspec.strategies import build
 
@@ -201,11 +202,11 @@ def url_for_prompts(url: str | None, private: Setup | None) -> str | None:
     if private is not None:
         packaged = private.target == default_pair()[0]
         model = "the packaged model" if packaged else private.target
-        notes.say(
+        note(
             f"starts a private pipeline of {model}, as flags describe one; the running one goes on"
         )
         return None
-    notes.say("the pipeline that runs here answers")
+    note("the pipeline that runs here answers")
     return found.url
 
 

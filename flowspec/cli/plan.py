@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from flowspec.cli import notes
 from flowspec.cli.bench import prompts_in
 from flowspec.cli.outputs import check_writable, write
 from flowspec.errors import ConfigError
@@ -20,6 +19,7 @@ from flowspec.model.drafters.kinds import default_draft
 from flowspec.model.drafters.sources import placed_absolutely
 from flowspec.model.weights.directory import ModelDirectory, absolute_name, default_pair
 from flowspec.model.weights.precision import AUTO, PRECISIONS, Precision, declared
+from flowspec.observe import note
 from flowspec.plan.boxes import EXPECTED, TimedBox, parse_boxes
 from flowspec.plan.cluster_file import ClusterFile, ClusterStage, write_cluster
 from flowspec.plan.drafts import planned_drafts
@@ -109,7 +109,7 @@ def plan(request: PlanRequest) -> None:
         rows = target_rows(shapes, precision, cluster.link)
         best = best_by_boxes(found, rows, predictor, request.strategy, line.update)
     if request.context is None and context < shapes.context:
-        notes.say(
+        note(
             f"a text takes at most {context} of the model's {shapes.context} tokens; --context N "
             "plans for others"
         )

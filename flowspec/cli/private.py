@@ -7,10 +7,10 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from flowspec.cli import notes
 from flowspec.cli.show import Screen
 from flowspec.cluster import Cluster, Setup
 from flowspec.errors import ClusterError, FlowSpecError
+from flowspec.observe import note
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ def pipeline_at(url: str | None, setup: Setup, screen: Screen) -> Iterator[Pipel
     if url is not None:
         yield PipelineAt(url)
         return
-    cluster = Cluster(setup, say=notes.say)
+    cluster = Cluster(setup, say=note)
     try:
         with screen.starting() as progress:
             cluster.start(progress)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from flowspec.cli import notes
 from flowspec.cli.places import lock_pipeline, note_running, state_file
 from flowspec.cli.service import counted
 from flowspec.cli.show import Screen
@@ -20,6 +19,7 @@ from flowspec.gateway.pipeline import name_of
 from flowspec.gateway.server import address_of, check_installed, listen, note_who_may_use
 from flowspec.gateway.server import serve as serve_http
 from flowspec.gateway.settings import Settings
+from flowspec.observe import note
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class _Service:
         self._setup = setup
         self._settings = settings
         self._listening = listening
-        self._cluster = Cluster(setup, url=url, say=notes.say)
+        self._cluster = Cluster(setup, url=url, say=note)
         self._is_serving = False
         self._is_stopped = False
         self._said = ""
@@ -109,5 +109,5 @@ def _lock() -> BinaryIO | None:
     try:
         return lock_pipeline()
     except OSError as error:
-        notes.say(f"other commands need --redis-url to find this pipeline: {error.strerror}")
+        note(f"other commands need --redis-url to find this pipeline: {error.strerror}")
         return None

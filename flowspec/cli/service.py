@@ -29,6 +29,7 @@ from flowspec.cluster import READY_SECONDS, Cluster, Places, Setup
 from flowspec.core.protocol.addresses import DRAFT, SCHEDULER, Address
 from flowspec.errors import BrokerError, ClusterError, ConfigError, FlowSpecError, WireError
 from flowspec.model.base import placed
+from flowspec.observe import note
 from flowspec.plan.cluster_file import parse_ranges
 from flowspec.transport.base import ENDS, FREE, NEEDS, role_of, roles_of, setup_of
 
@@ -275,7 +276,7 @@ class _Supervisor:
     """The process behind ``flowspec up``, which has locked the lock file for it."""
 
     def __init__(self, setup: Setup, url: str | None) -> None:
-        self._cluster = Cluster(setup, url=url, say=notes.say)
+        self._cluster = Cluster(setup, url=url, say=note)
         self._stopped = False
         self._said = ""
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -23,6 +23,7 @@ from flowspec.cli import notes
 from flowspec.client import Client
 from flowspec.core.run.logprobs import TokenLogprobs
 from flowspec.errors import FlowSpecError
+from flowspec.observe import note
 from flowspec.rehearse.replay import replay_file
 from flowspec.results import Chunk, Result
 from flowspec.strategies import describe
@@ -176,7 +177,7 @@ def _pauses_explained(client: Client) -> Iterator[Callable[[], None]]:
                         ended.wait(AGAIN_SECONDS)
                         why = why if why == notes.why_waiting_at(client) else ""
                     if why and why != said and not (heard.is_set() or ended.is_set()):
-                        notes.say(why)
+                        note(why)
                     said = why
             begins = False
             ended.wait(PAUSE_SECONDS)

@@ -26,7 +26,7 @@ from flowspec.errors import (
     naming_what_is_missing,
 )
 from flowspec.model.weights.precision import DTYPES
-from flowspec.observe import NOTE
+from flowspec.observe import note
 from flowspec.rehearse.devices.setup import EMULATED, Emulation
 from flowspec.rehearse.emulated_link import EmulatedLink
 from flowspec.rehearse.emulator import EmulatedWorker
@@ -326,12 +326,6 @@ class Process:
         # A job may have been assigned before the scheduler has seen that this worker drains.
         idle = worker is None or (worker.idle and seconds > _SEEN_SECONDS)
         return idle or seconds > DRAIN_SECONDS
-
-
-def note(text: str) -> None:
-    """A line for whoever started this worker; not an error."""
-    sys.stderr.write(f"{NOTE}{text}\n")
-    sys.stderr.flush()
 
 
 def _give_up(role: str, reason: str) -> NoReturn:

@@ -35,7 +35,7 @@ from flowspec.strategies import build
 from ops.bench.arguments import count, counts, prompt_sets
 from ops.bench.emulate import EmulatedCluster, EmulatedJob
 from ops.bench.loops import Loop, LoopFigures, LoopSetup, figures, jobs_of, share_of
-from ops.bench.many import PROFILES, SOURCE
+from ops.bench.many import PROFILES, SOURCE, goals
 from ops.parser import Parser
 
 PLAIN = "autoregressive"
@@ -161,9 +161,13 @@ def table(plan: Pairing) -> Iterator[str]:
     ways = [simulated, emulated] if plan.is_both else [simulated]
     names = [way.__name__ for way in ways]
     heads = " | ".join(f"{name}: tokens/s | over plain | gap p99, ms | hit rate" for name in names)
-    yield f"| profile | jobs | strategy | {heads} |" + (" emulated / simulated |" * plan.is_both)
-    yield "|---|---|---|" + "---|" * (4 * len(ways) + plan.is_both)
+    yield f"| profile | jobs | strategy | goal over plain | {heads} |" + (
+        " emulated / simulated |" * plan.is_both
+    )
+    yield "|---|---|---|---|" + "---|" * (4 * len(ways) + plan.is_both)
+    temperature = plan.texts[0].sampling.temperature
     for profile, jobs in product(plan.profiles, plan.jobs):
+        goal = goals(profile.name, temperature).get(jobs, "")
         plain: list[float] = []
         for strategy in plan.strategies:
             found = [way(plan, profile, strategy, jobs) for way in ways]
@@ -174,7 +178,8 @@ def table(plan: Pairing) -> Iterator[str]:
                 f"| {one.gap_p99 * 1e3:.0f} | {one.hit_rate:.2f}"
                 for one, base in zip(found, plain, strict=True)
             ]
-            row = f"| {profile.name} | {jobs} | {strategy} | {' | '.join(cells)} |"
+            wanted = goal if strategy == "auto" else ""
+            row = f"| {profile.name} | {jobs} | {strategy} | {wanted} | {' | '.join(cells)} |"
             yield row + (f" {rates[1] / rates[0]:.2f} |" if plan.is_both else "")
 
 

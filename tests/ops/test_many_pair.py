@@ -74,7 +74,8 @@ def test_the_pair_itself_is_faster_than_plain_decoding(tmp_path: Any) -> None:
     (tmp_path / "some.jsonl").write_bytes(PROMPTS.read_bytes())
     found = own_texts(tmp_path, 4, 12, 0.0)
     assert found
-    plan = Pairing([load("jetson-7b")], [2], ["autoregressive", "auto"], found, 0.0)
+    plan = Pairing([load("jetson-7b")], [4], ["autoregressive", "auto"], found, 0.0)
     rows = [line.split(" | ") for line in table(plan)][2:]
     assert [row[2] for row in rows] == ["autoregressive", "auto"]
-    assert float(rows[1][4]) > 1.2
+    assert [row[3] for row in rows] == ["", "2.8"]
+    assert float(rows[1][5]) > 1.2

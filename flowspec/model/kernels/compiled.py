@@ -17,6 +17,7 @@ import torch
 
 from flowspec.model.kernels.cpu import cpu_flags
 from flowspec.model.weights.tensor_files import user_cache
+from flowspec.observe import note
 
 #: Types of rows that the sources take.
 ROWS = (torch.float32, torch.bfloat16)
@@ -84,6 +85,7 @@ def _made(command: list[str]) -> Path:
         if not made.is_file():
             partial = made.with_suffix(".partial")
             sources = [str(_FOLDER / source) for source in _SOURCES]
+            note(f"compiling the kernels, kept in {folder} from now on")
             _compile([*command, *sources, "-o", str(partial), "-lm"])
             partial.chmod(_MODE)
             with partial.open("rb") as file:

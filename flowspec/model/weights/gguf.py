@@ -28,6 +28,7 @@ import numpy.typing as npt
 from flowspec.errors import ModelError, naming_what_is_missing, unusable
 from flowspec.model.weights.precision import KEPT, OWN
 from flowspec.model.weights.tensor_files import TensorEntry, user_cache
+from flowspec.observe import note
 
 INDEX = "gguf-index.json"
 SUFFIX = ".gguf"
@@ -167,6 +168,7 @@ def folder_of(file: Path) -> Path:
             f"the user's cache, for the config and the tokenizer of {file}, cannot be written: "
             f"{error.strerror}; set XDG_CACHE_HOME to a folder that can"
         ) from None
+    note(f"reading config and tokenizer of {file.name}, kept in {folder} from now on")
     try:
         _describe(files, made)
         made.chmod(0o755)
