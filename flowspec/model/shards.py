@@ -19,8 +19,8 @@ import torch
 from flowspec.errors import ConfigError, ModelError
 from flowspec.model.layers.block import linear_names, tensor_prefixes
 from flowspec.model.layers.expert_matrices import of_all_experts, own_matrix, read_as
-from flowspec.model.weights import gguf
 from flowspec.model.weights.directory import ModelDirectory
+from flowspec.model.weights.gguf_metadata import GGUF_INDEX
 from flowspec.model.weights.manifest import AS_STORED, MANIFEST, Manifest, ShardFile, file_digest
 from flowspec.model.weights.precision import AUTO, PRECISIONS, check_dtype
 from flowspec.model.weights.stored_weight import SUFFIXES, StoredWeight
@@ -200,7 +200,7 @@ class _Shard:
             for file in sorted(self._directory.path.iterdir())
             if file.is_file()
             and file.suffix in _TEXT_SUFFIXES
-            and not file.name.endswith((".index.json", gguf.INDEX, MANIFEST))
+            and not file.name.endswith((".index.json", GGUF_INDEX, MANIFEST))
             and (self._block is None or file.name in _CONFIG_FILES)
         ]
 

@@ -31,7 +31,7 @@ from flowspec.model.shards import ShardPlan, write_shards
 from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.convert import library_tensors, write_folder
 from flowspec.model.weights.directory import ModelDirectory, default_pair, open_directory
-from flowspec.model.weights.gguf import INDEX
+from flowspec.model.weights.gguf_metadata import GGUF_INDEX
 from flowspec.model.weights.manifest import AS_STORED
 from flowspec.model.weights.precision import KEPT, declared
 from flowspec.model.weights.quantise import dequantise
@@ -600,7 +600,7 @@ def test_a_file_that_is_cut_after_it_was_opened_is_one_line(tmp_path: Path) -> N
     file.write_bytes(file.read_bytes()[:-5000])
     with pytest.raises(ModelError, match="cut short"):
         open_directory(str(folder)).tensor("model.norm.weight")
-    assert (folder / INDEX).is_file()
+    assert (folder / GGUF_INDEX).is_file()
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from flowspec.errors import ConfigError
-from flowspec.model.weights import gguf
 from flowspec.model.weights.directory import ModelDirectory
+from flowspec.model.weights.gguf_metadata import GGUF_INDEX
 from flowspec.model.weights.precision import KEPT, OWN
 from flowspec.model.weights.tensor_files import NewTensor, write_tensors
 from flowspec.model.weights.tensors import read_tensor
@@ -118,7 +118,7 @@ def write_folder(directory: ModelDirectory, out: Path, dtype: str) -> None:
         raise ConfigError(f"{out} cannot be written: {error.strerror}") from None
     try:
         for file in directory.path.iterdir():
-            if file.name not in (gguf.INDEX, "config.json"):
+            if file.name not in (GGUF_INDEX, "config.json"):
                 shutil.copyfile(file, made / file.name)
         config = json.dumps(_config(directory, dtype), indent=1)
         (made / "config.json").write_text(config, encoding="utf-8")

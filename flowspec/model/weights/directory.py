@@ -14,6 +14,7 @@ from typing import Any
 
 from flowspec.errors import ModelError, unusable
 from flowspec.model.weights import formats, gguf
+from flowspec.model.weights.gguf_metadata import GGUF_INDEX
 from flowspec.model.weights.manifest import Manifest, read_manifest
 from flowspec.model.weights.tensor_files import TensorEntry, read_header
 from flowspec.model.weights.value_digests import digest_of, group_digests, group_of, of_prefixes
@@ -77,7 +78,7 @@ class ModelDirectory:
         there is none and the config says that it is not the embedding. Where no weights of the
         whole model are, the config alone tells.
         """
-        known = self.has(_INDEX) or self.has(_SINGLE) or self.has(gguf.INDEX)
+        known = self.has(_INDEX) or self.has(_SINGLE) or self.has(GGUF_INDEX)
         if known and "lm_head.weight" in self.weight_files:
             return False
         given = self.config.get("tie_word_embeddings")
@@ -171,7 +172,7 @@ class ModelDirectory:
     @cached_property
     def _gguf(self) -> dict[str, TensorEntry]:
         """The tensors of the GGUF file that the folder describes; empty: it describes none."""
-        return gguf.read_index(self.path / gguf.INDEX) if self.has(gguf.INDEX) else {}
+        return gguf.read_index(self.path / GGUF_INDEX) if self.has(GGUF_INDEX) else {}
 
     @property
     def of_gguf(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from flowspec.errors import ModelError
-from flowspec.model.weights import gguf
+from flowspec.model.weights import gguf_rows
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.precision import KEPT, PRECISIONS
 from flowspec.model.weights.quantise import Weight, code_layout, quantise
@@ -88,4 +88,4 @@ class StoredWeight:
     def _keeps(self, precision: str) -> bool:
         """Whether it is read in the codes of a GGUF file, all of whose layers have such."""
         kept = precision == self._directory.config.get(KEPT) == "int4"
-        return kept and gguf.has_codes(self._entry)
+        return kept and gguf_rows.has_codes(self._entry)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from flowspec.errors import ModelError
-from flowspec.model.weights import gguf
+from flowspec.model.weights import gguf_rows
 from flowspec.model.weights.tensor_files import TensorEntry
 
 _DTYPES = {
@@ -92,7 +92,7 @@ def _unpacked(name: str, entry: TensorEntry, rows: range) -> Iterator[torch.Tens
     """``rows`` of a tensor of a GGUF file in slices, float32; errors as above."""
     step = max(1, _SLICE // entry.shape[-1])
     for at in range(rows.start, rows.stop, step):
-        part = torch.from_numpy(gguf.read_rows(entry, range(at, min(at + step, rows.stop))))
+        part = torch.from_numpy(gguf_rows.read_rows(entry, range(at, min(at + step, rows.stop))))
         part = part.view(-1, entry.shape[-1])
         _check_finite(part, name)
         yield part
@@ -105,7 +105,7 @@ def read_blocks(name: str, entry: TensorEntry, rows: range) -> list[torch.Tensor
     scales = torch.empty((len(rows), inputs // 16), dtype=torch.float16)
     step = max(1, _SLICE // inputs)
     for at in range(0, len(rows), step):
-        found = gguf.read_blocks(entry, rows[at : at + step])
+        found = gguf_rows.read_blocks(entry, rows[at : at + step])
         for tensor, part in zip((codes, scales), found, strict=True):
             tensor[at : at + step] = torch.from_numpy(part)
     _check_finite(scales, name)
