@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,8 @@ from flowspec.model.base import (
 )
 from flowspec.model.layers.taps import elements
 from flowspec.transport.base import CommitText, Link
+
+Executor = TypeVar("Executor", bound=StageExecutor | DraftExecutor)
 
 
 class Encoder(Protocol):
@@ -78,7 +80,39 @@ class TextPieces(Protocol):
     def push(self, ids: tuple[int, ...], *, last: bool = False) -> str: ...
 
 
-class VerifyPerformer:
+class _Performer(Generic[Executor]):
+    """What both have of their executor's rows: those of runs, and kept ones of ended runs."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._held: set[RunKey] = set()  # runs with rows
+        self._kept: set[RunKey] = set()  # runs of which rows are kept
+
+    def allocate(self, output: Allocate) -> None:
+        allocate(self._executor, output)
+        self._held.add(output.run)
+
+    def keep(self, output: Keep) -> None:
+        keeping(self._executor).keep(output.run, output.caches)
+        self._kept.add(output.run)
+
+    def evict(self, run: RunKey) -> None:
+        evict(self._executor, run)
+        self._kept.discard(run)
+
+    def release(self, run: RunKey) -> None:
+        self._executor.release(run)
+        self._held.discard(run)
+
+    def drop(self) -> None:
+        """Free the rows of all runs, and all that is kept."""
+        for run in tuple(self._held):
+            self.release(run)
+        for run in tuple(self._kept):
+            self.evict(run)
+
+
+class VerifyPerformer(_Performer[StageExecutor]):
     """A verify stage: rows in, rows out.
 
     ``row_shape``, ``row_types``: shape and possible types of incoming rows; others are refused.
@@ -94,14 +128,12 @@ class VerifyPerformer:
         row_types: Sequence[npt.DTypeLike] = tuple(ROW_TYPES.values()),
         beside: int = 0,
     ) -> None:
-        self._executor = executor
+        super().__init__(executor)
         self._row_shape = row_shape
         self._row_types = tuple(np.dtype(kind) for kind in row_types)
         self._beside = beside
         self._returning: set[RunKey] = set()  # runs that return hidden rows
         self._outputs: list[RowArray] = []
-        self._held: set[RunKey] = set()  # runs with rows
-        self._kept: set[RunKey] = set()  # runs of which rows are kept
 
     def compute(self, work: Work, link: Link) -> WorkResult:
         if not isinstance(work, Pass):
@@ -160,28 +192,14 @@ class VerifyPerformer:
     def allocate(self, output: Allocate) -> None:
         if output.returns.hidden:
             self._returning.add(output.run)
-        allocate(self._executor, output)
-        self._held.add(output.run)
-
-    def keep(self, output: Keep) -> None:
-        keeping(self._executor).keep(output.run, output.caches)
-        self._kept.add(output.run)
-
-    def evict(self, run: RunKey) -> None:
-        evict(self._executor, run)
-        self._kept.discard(run)
-
-    def drop(self) -> None:
-        """Free the rows of all runs, and all that is kept."""
-        _drop(self, self._held, self._kept)
+        super().allocate(output)
 
     def learn(self, output: Learn, link: Link) -> None:
         raise StateError("a verify stage learns nothing")
 
     def release(self, run: RunKey) -> None:
-        self._executor.release(run)
+        super().release(run)
         self._returning.discard(run)
-        self._held.discard(run)
 
     def rows(self, part: int, offsets: Sequence[int]) -> RowArray:
         rows = self._outputs[part]
@@ -191,19 +209,17 @@ class VerifyPerformer:
         raise StateError("a verify stage commits nothing")
 
 
-class DraftPerformer:
+class DraftPerformer(_Performer[DraftExecutor]):
     """The draft worker: text to ids, drafting, ids to text.
 
     ``hidden_size``: values of a row that comes with an answer for a drafter that wants them.
     """
 
     def __init__(self, executor: DraftExecutor, encoder: Encoder, hidden_size: int = 0) -> None:
-        self._executor = executor
+        super().__init__(executor)
         self._encoder = encoder
         self._hidden_size = hidden_size
         self._texts: dict[RunKey, TextPieces] = {}
-        self._held: set[RunKey] = set()  # runs with rows
-        self._kept: set[RunKey] = set()  # runs of which rows are kept
 
     def compute(self, work: Work, link: Link) -> WorkResult:
         match work:
@@ -215,23 +231,10 @@ class DraftPerformer:
                 raise StateError("the draft worker runs no stage's pass")
 
     def allocate(self, output: Allocate) -> None:
-        allocate(self._executor, output)
+        super().allocate(output)
         pieces = self._texts[output.run] = self._encoder.stream(output.prompt)
         for tokens in output.committed:
             pieces.push(tokens)  # as they were: what a commit ended in may be half a character
-        self._held.add(output.run)
-
-    def keep(self, output: Keep) -> None:
-        keeping(self._executor).keep(output.run, output.caches)
-        self._kept.add(output.run)
-
-    def evict(self, run: RunKey) -> None:
-        evict(self._executor, run)
-        self._kept.discard(run)
-
-    def drop(self) -> None:
-        """Free the rows of all runs, and all that is kept."""
-        _drop(self, self._held, self._kept)
 
     def learn(self, output: Learn, link: Link) -> None:
         rows = link.take_rows(output.run, output.segment)
@@ -247,9 +250,8 @@ class DraftPerformer:
         self._executor.learn(output.run, output.ids, to_float32(rows))
 
     def release(self, run: RunKey) -> None:
-        self._executor.release(run)
+        super().release(run)
         self._texts.pop(run, None)
-        self._held.discard(run)
 
     def rows(self, part: int, offsets: Sequence[int]) -> RowArray:
         raise StateError("the draft worker sends no rows")
@@ -268,13 +270,3 @@ class DraftPerformer:
             lengths.append(stream.length - before)
         logprobs = logprobs_text(found) if isinstance(commit, ScoredCommit) else ""
         return CommitText(commit, text, tuple(lengths), logprobs)
-
-
-def _drop(
-    performer: VerifyPerformer | DraftPerformer, held: set[RunKey], kept: set[RunKey]
-) -> None:
-    """Free all rows of ``performer``: of the runs ``held``, and those ``kept`` of ended ones."""
-    for run in tuple(held):
-        performer.release(run)
-    for run in tuple(kept):
-        performer.evict(run)
