@@ -4,8 +4,8 @@
         [--drafts head,slm] [--temperatures 0,1] [--per-file 40] [--tuning-per-file 14]
         [--tokens 64] [--only-tune]
 
-Options of the others are searched on the tuning half of the first ``--tuning-per-file`` prompts of
-every file in DIR; everything is measured on the measuring half of the first ``--per-file``.
+Options of the others are searched on the tuning half of the last ``--tuning-per-file`` prompts of
+every file in DIR; everything is measured on the measuring half of the last ``--per-file``.
 ``--tuned`` keeps the options in a file as soon as a profile's are found, and searches only for
 those it lacks. Every temperature and draft is one piece of work, for all profiles: they share the
 texts and the drafter's proposals. ``--jobs`` runs so many at once, each with up to 2 GB. Prints
@@ -22,7 +22,6 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from flowspec.cli.generate import read_prompts
 from flowspec.cli.outputs import check_writable
 from flowspec.errors import ConfigError, FlowSpecError
 from flowspec.rehearse.compare.grid import BenchPlan, Grid, run_together
@@ -39,6 +38,7 @@ from ops.bench.profile_grids import cell_of, grids_on
 from ops.bench.systems import show
 from ops.compare.tuning import Effort
 from ops.parser import Parser
+from ops.prompts import last_prompts
 
 OTHERS = (
     *("flowspec", "pipedec", "specpipe", "pipespec", "chain"),
@@ -88,18 +88,6 @@ class Piece:
 
     found: Sequence[Found]
     places: Sequence[Place]
-
-
-def prompts_in(folder: Path, per_file: int, half: str) -> list[Prompt]:
-    """A half of the first ``per_file`` prompts of every file of ``folder``."""
-    return halve(
-        (
-            Prompt(file.stem, text)
-            for file in sorted(folder.glob("*.jsonl"))
-            for text in read_prompts(file)[:per_file]
-        ),
-        half,
-    )
 
 
 def take(request: Matchup, where: tuple[float, str]) -> Piece:
@@ -265,8 +253,8 @@ def main() -> None:
             check_writable("--tuned", given.tuned)
         request = Matchup(
             [load(name) for name in given.profiles.split(",")],
-            prompts_in(given.prompts, given.tuning_per_file, "tuning"),
-            prompts_in(given.prompts, given.per_file, "measuring"),
+            halve(last_prompts(given.prompts, given.tuning_per_file), "tuning"),
+            halve(last_prompts(given.prompts, given.per_file), "measuring"),
             given.tokens,
             least=0 if given.only_tune else given.least,
             tuned=given.tuned,

@@ -6,8 +6,8 @@
 
 For every place, a precision, number of stages and latency of the links, a pipeline of processes
 with one torch thread each decodes every prompt plainly and by every strategy, in turns, after one
-prompt more for each. The draft worker keeps what it measures, as in use. Prompts are spread over
-the files in DIR. Texts must be equal. Prints Markdown; progress goes to standard error.
+prompt more for each. The draft worker keeps what it measures, as in use. Prompts are the last of
+the files in DIR, in turn. Texts must be equal. Prints Markdown; progress goes to standard error.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import os
 import statistics
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from flowspec.cli.generate import read_prompts
 from flowspec.client import Client
 from flowspec.cluster import Places, Setup
 from flowspec.errors import FlowSpecError, StateError
@@ -31,14 +31,17 @@ from flowspec.results import Result, reported
 from ops.bench.arguments import count, counts, latencies, prompt_sets
 from ops.parser import Parser
 from ops.peer.pipelines import our_pipeline, seconds_per_token
+from ops.prompts import last_prompts
 
 PLAIN = "autoregressive"
 
 
 def spread(folder: Path, number: int) -> list[str]:
-    """``number`` prompts of the files in ``folder``, one of each in turn."""
-    sets = [read_prompts(file) for file in sorted(folder.glob("*.jsonl"))]
-    turns = [prompt for turn in zip(*sets, strict=False) for prompt in turn]
+    """``number`` of the last prompts of the files in ``folder``, one of each in turn."""
+    sets = defaultdict[str, list[str]](list)
+    for prompt in last_prompts(folder):
+        sets[prompt.set].append(prompt.text)
+    turns = [prompt for turn in zip(*sets.values(), strict=False) for prompt in turn]
     return turns[:number]
 
 

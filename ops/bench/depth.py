@@ -31,6 +31,7 @@ from flowspec.proof.plain import PlainText
 from flowspec.proof.prove import as_returned, load_blocks, load_tap_shares
 from ops.bench.arguments import count, prompt_sets
 from ops.parser import Parser
+from ops.prompts import HELD_OUT
 
 DEPTH = 5
 #: Drafts of a round.
@@ -96,7 +97,7 @@ def main() -> None:
     add("--target", required=True, metavar="FOLDER")
     add("--prompts", type=prompt_sets, required=True, help="folder of .jsonl files")
     add("--drafts", type=lambda text: text.split(","), default="ngram", help="by commas (ngram)")
-    add("--hold-out", type=count, default=8, help="last prompts of every file (8)")
+    add("--hold-out", type=count, default=HELD_OUT, help=f"last prompts of every file ({HELD_OUT})")
     add("--tokens", type=count, default=64, help="of every answer (64)")
     add("--dtype", default=AUTO, help="(auto)")
     try:

@@ -4,7 +4,7 @@
                                   [--jobs 1,4,8] [--strategies autoregressive,auto] [--tokens 48]
                                   [--temperature 0] [--per-file 14] [--stretch 3]
 
-Closed loops as in ``ops/bench/many.py``, of the target's own texts on the first prompts of every
+Closed loops as in ``ops/bench/many.py``, of the target's own texts on the last prompts of every
 file in DIR, without those whose greedy text repeats itself. The simulation drafts with the head
 itself. The emulation runs the same jobs on a cluster of real worker processes, whose passes take a
 profile's times (``ops.bench.emulate``); ``--stretch 0`` leaves it out. Prints Markdown.
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from flowspec.cli.generate import read_prompts
 from flowspec.core.run.limits import Limits
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.session.stats import repeated_4grams
@@ -37,6 +36,7 @@ from ops.bench.emulate import EmulatedCluster, EmulatedJob
 from ops.bench.loops import Loop, LoopFigures, LoopSetup, figures, jobs_of, share_of
 from ops.bench.many import PROFILES, SOURCE, goals
 from ops.parser import Parser
+from ops.prompts import last_prompts
 
 PLAIN = "autoregressive"
 STRATEGIES = f"{PLAIN},auto"
@@ -60,11 +60,7 @@ class Pairing:
 
 def own_texts(folder: Path, per_file: int, tokens: int, temperature: float) -> list[Text]:
     """The target's texts with the rows that the head drafts from, without loops."""
-    prompts = [
-        prompt
-        for file in sorted(folder.glob("*.jsonl"))
-        for prompt in read_prompts(file)[:per_file]
-    ]
+    prompts = [prompt.text for prompt in last_prompts(folder, per_file)]
     target = open_directory(default_pair()[0])
     found = texts(prompts, [Sampling(temperature, seed=1)], tokens, target, hidden=True)
     return [

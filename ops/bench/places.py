@@ -4,7 +4,8 @@
         [--strategies all] [--draft ngram,head,head+ngram,head:ngram] [--stages 1,2,4]
         [--latencies 0,0.5,1,5,25] [--temperatures 0] [--per-file 2] [--tokens 48] [--jobs 1]
 
-Milliseconds per token after a text's first, over all tokens of the prompts, and tokens per round.
+Milliseconds per token after a text's first, over all tokens of the last ``--per-file`` prompts of
+every file in DIR, and tokens per round.
 Strategies have their default options. Only ``auto`` chooses among sources joined by ``:``; the
 others are not run with them. ``--jobs``: stage counts simulated at once. Prints Markdown
 (``ops/bench/results/smollm2-systems.md``), progress on stderr.
@@ -27,8 +28,8 @@ from flowspec.rehearse.compare.report import ReportRow
 from flowspec.rehearse.devices.profile import Profile
 from flowspec.rehearse.devices.profiles import load
 from ops.bench.arguments import count, counts, latencies, prompt_sets, temperatures
-from ops.bench.auto import prompts_in
 from ops.parser import Parser
+from ops.prompts import last_prompts
 
 
 def plan_of(
@@ -122,7 +123,7 @@ def main() -> None:
         tuple(given.temperatures),
         given.tokens,
     )
-    prompts = prompts_in(given.prompts, given.per_file, "all")
+    prompts = last_prompts(given.prompts, given.per_file)
     plans = [plan(stages) for stages in given.stages]
     print(f"{profile.summary}. Source: {profile.source}.")
     with ProcessPoolExecutor(given.jobs) as pool:

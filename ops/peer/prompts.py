@@ -10,6 +10,7 @@ from flowspec.errors import ConfigError
 from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import open_directory
 from flowspec.rehearse.compare.prompts import halve
+from ops.prompts import last_prompts
 
 #: A draft may exceed the requested number of tokens by less than this.
 SPARE = 64
@@ -33,6 +34,8 @@ class PeerPrompt:
 def chosen(file: Path, half: str, count: int, tokens: int, target: str) -> list[PeerPrompt]:
     """``count`` prompts of a half, evenly spaced, that leave room for ``tokens`` tokens.
 
+    Of a folder the last of every file.
+
     ConfigError if that many do not fit.
     """
     directory = open_directory(target)
@@ -41,7 +44,7 @@ def chosen(file: Path, half: str, count: int, tokens: int, target: str) -> list[
     # What the tokenizer puts before every text, llama.cpp does too.
     put = 1 if token(tokenizer.encode("a", raw=True)[0]).special else 0
     found = []
-    for prompt in halve(prompts_in(file), half):
+    for prompt in halve(last_prompts(file) if file.is_dir() else prompts_in(file), half):
         ids = tokenizer.encode(prompt.text, raw=False)
         if len(ids) + tokens + SPARE <= directory.context:
             rendered = b"".join(token(one).data for one in ids[put:]).decode()

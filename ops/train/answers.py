@@ -37,6 +37,7 @@ from flowspec.errors import ModelError
 from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import open_directory
 from ops.parser import Parser
+from ops.prompts import HELD_OUT
 from ops.train.teaching import Seen, Teacher, drawn, taps_of
 
 TOKENS = "tokens.bin"
@@ -337,7 +338,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the answers")
     parser.add_argument("--minutes", type=float, required=True, help="of processor time")
     parser.add_argument("--prompts", type=Path, nargs="*", default=[], help="files of prompts")
-    parser.add_argument("--hold-out", type=int, default=8, help="prompts left out of each file")
+    parser.add_argument(
+        "--hold-out", type=int, default=HELD_OUT, help="prompts left out of each file"
+    )
     parser.add_argument("--test", action="store_true", help="answer those prompts and no others")
     parser.add_argument("--sampled", type=int, default=2, help="sampled answers to a prompt")
     parser.add_argument("--longest", type=int, default=512, help="tokens of a prompt")
