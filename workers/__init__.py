@@ -1,1 +1,7 @@
 """The processes, such as ``python -m workers.draft``; ``probe`` measures a machine for a plan."""
+
+import signal
+import sys
+
+if sys.argv[0] == "-m":  # one of them starts: until it has imported what it needs, Ctrl-C is quiet
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -25,7 +25,7 @@ from flowspec.roles.performers import DraftPerformer
 from flowspec.roles.text_process import TextProcess
 from flowspec.start.boot import Facts, Process, add_placing, make_worker, parser, run
 from flowspec.start.forks import can_fork
-from flowspec.start.models import check_fingerprint, context_of, kept_rows_of, open_target
+from flowspec.start.models import check_fingerprint, context_of, kept_rows_of, located, open_target
 from flowspec.start.wiring import Wiring, add_rows, serve_wired
 from flowspec.strategies import build
 from flowspec.strategies.auto.decisions import with_drafter_names
@@ -210,7 +210,9 @@ def _load_models(
     """The target's folder and the drafter, both checked against the record."""
     draft = record["draft"] if given.draft is None else given.draft
     check_fingerprint(fingerprint(draft), record["draft_fingerprint"], draft)
-    target = open_target(given.target or record["target"], record, target_needs(draft))
+    target = open_target(
+        located(given.target, record["target"], "--target"), record, target_needs(draft)
+    )
     dtype = given.dtype or record["draft_dtype"]
     if EMULATED in record and dtype == AUTO:
         dtype = None  # as in simulations

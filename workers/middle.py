@@ -15,7 +15,7 @@ from flowspec.observe import logger, note
 from flowspec.roles.lease import Lease
 from flowspec.roles.performers import VerifyPerformer
 from flowspec.start.boot import Facts, Process, add_placing, make_worker, parser, run
-from flowspec.start.models import open_middle
+from flowspec.start.models import located, open_middle
 from flowspec.start.wiring import Wiring, add_rows, serve_wired
 from flowspec.transport.base import middles_of
 
@@ -66,13 +66,14 @@ def _load(
     from flowspec.model.layers.placing import place
     from flowspec.model.stage import load_stage
 
-    directory = open_middle(given.path or middles_of(record)[model - 1], model, record)
+    name = located(given.path, middles_of(record)[model - 1], "--path")
+    directory = open_middle(name, model, record)
     placing = place(
         given.dtype or of_all(record["dtype"]),
         given.device or of_all(record["device"]),
         directory.config,
     )
-    note(f"loading {directory.path} in {placing.precision}")
+    note(f"loading {directory.source} in {placing.precision}")
     executor = load_stage(directory, range(directory.layers), placing=placing)
     known = executor.facts()
     facts.know(known)

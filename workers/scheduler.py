@@ -21,10 +21,11 @@ from flowspec.plan.cluster_file import check_ranges, parse_ranges, ranges_text, 
 from flowspec.rehearse.devices.setup import EMULATED, Emulation
 from flowspec.roles.lease import Lease
 from flowspec.roles.scheduler import Scheduler
-from flowspec.start.boot import Facts, Process, parser, run
+from flowspec.start.boot import WIRE, Facts, Process, parser, run
 from flowspec.transport.base import BROKER_FULL, QUEUE_CAP
 from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.ways import ROWS
+from flowspec.transport.wire.codec import VERSION
 
 #: Flags that the pipeline's record keeps for workers that are not told otherwise.
 PLACINGS = {
@@ -204,6 +205,7 @@ def _run_record(
     """What the record says of how they run; ConfigError for a precision or device unknown."""
     most = in_blocks((given.context or target.context) + TREE_ROWS) * given.jobs
     return {
+        WIRE: str(VERSION),
         "stages": str(given.stages),
         "dtype": by_stage(given.dtype, given.stages, check_dtype),
         "device": by_stage(given.device, given.stages, check_device),

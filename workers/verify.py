@@ -33,7 +33,7 @@ from flowspec.start.boot import (
     run,
     stage_number,
 )
-from flowspec.start.models import context_of, kept_rows_of, open_stage, open_tapping
+from flowspec.start.models import context_of, kept_rows_of, located, open_stage, open_tapping
 from flowspec.start.wiring import Wiring, add_rows, serve_wired
 from flowspec.transport.base import FREE, NEEDS, role_of
 
@@ -124,6 +124,10 @@ def _named(stages: Sequence[int]) -> str:
     return " and ".join(f"stage {stage}" for stage in stages)
 
 
+def _first_to_last(layers: range) -> str:
+    return f"{layers.start} to {layers.stop - 1}"
+
+
 def _role(stage: int) -> str:
     return role_of(stage_address(stage))
 
@@ -161,9 +165,7 @@ def _serve(
             facts.ask(worker.facts)
             layers = layer_range(record["layers"], stage)
             runs_on = placed(facts()) or "no weights"
-            process.ready(
-                f"stage {stage} of {stages}, layers {layers.start} to {layers.stop - 1}, {runs_on}"
-            )
+            process.ready(f"stage {stage} of {stages}, layers {_first_to_last(layers)}, {runs_on}")
             if others := [other for other in waited_for if other != stage]:
                 note(f"it is no spare of {_named(others)} until it is started again")
             worker.run(process.stop(lease, worker))
@@ -228,7 +230,7 @@ def _load_stage(
     facts: Facts,
 ) -> tuple[ModelDirectory, StageExecutor, Callable[[], float] | None]:
     """The target's folder, checked against the record, and what ``load`` gives for the stage."""
-    name = given.target or record["target"]
+    name = located(given.target, record["target"], "--target")
     layers = layer_range(record["layers"], stage)
     asked = given.dtype or of_stage(record["dtype"], stage)
     device = given.device or of_stage(record["device"], stage)
@@ -259,7 +261,7 @@ def _memory(
     needs = StageNeeds(shapes_of(target), PRECISIONS[placing.precision], context_of(record, target))
     needed, free = needs.stage(layers, rows), available_bytes(str(placing.device))
     note(
-        f"loading layers {layers.start}-{layers.stop} of {target.path} in {placing.precision}: "
+        f"loading layers {_first_to_last(layers)} of {target.source} in {placing.precision}: "
         f"needs {gib(needed)}, {gib(free)} are free"
         + ("" if needed <= free else "; the system may end it for want of memory")
     )

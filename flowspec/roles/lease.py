@@ -84,7 +84,8 @@ class Lease:
             holder = claim.token if claim is not None else "somebody else"
             raise ClaimError(
                 f"{self.role} is taken by {holder.rpartition(':')[0] or holder}; "
-                "stop that worker first, or wait for its lease to run out"
+                "stop that worker first; if it has crashed on another machine, its lease runs out "
+                f"within {self._terms.longest_ms / 1000:g} s"
             )
         self._thread.start()
 
@@ -163,6 +164,25 @@ class Lease:
         self._give_back()
         self._on_hung(self.lost)
         return True
+
+
+def has_ended(token: str) -> bool:
+    """Whether the process that holds a lease by ``token`` was one of this host, and is no more.
+
+    Hosts may have one name: such a lease is not to be given back for its holder.
+    """
+    host, pid, *_ = (*token.split(":"), "")
+    if host != socket.gethostname() or not pid.isdecimal():
+        return False
+    if int(pid) == os.getpid():  # of a container that was started again
+        return True
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):  # it is another user's, or no number of a process
+        return False
+    return False
 
 
 def load_per_core() -> float:

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from typing import NoReturn
 
 from flowspec import __version__, observe
+from flowspec.core.protocol.lease import TERMS
 from flowspec.core.protocol.machine import Machine
 from flowspec.errors import (
     BrokerError,
@@ -30,12 +31,13 @@ from flowspec.observe import note
 from flowspec.rehearse.devices.setup import EMULATED, Emulation
 from flowspec.rehearse.emulated_link import EmulatedLink
 from flowspec.rehearse.emulator import EmulatedWorker
-from flowspec.roles.lease import LOADING, STATE, Lease
+from flowspec.roles.lease import LOADING, STATE, Lease, has_ended
 from flowspec.roles.text_process import TextProcess
 from flowspec.roles.worker import Naming, Performer, Worker
 from flowspec.transport.base import Control, Link, setup_of
 from flowspec.transport.connections.connection import DEFAULT_URL
 from flowspec.transport.control.redis_control import RedisControl
+from flowspec.transport.wire.codec import VERSION
 from flowspec.transport.wire.keys import Keys
 
 #: How long a worker waits for the pipeline's record, and when it says that it does, seconds.
@@ -53,6 +55,8 @@ _AGAIN_SECONDS = 2.0
 #: long it takes until a scheduler has seen that it drains.
 DRAIN_SECONDS = 30.0
 _SEEN_SECONDS = 1.5
+#: How long it waits for the lease of one that has ended here, longer than any lease lasts, seconds.
+_OUTLASTED_SECONDS = 2 * TERMS.longest_ms / 1000
 #: The states of a worker that serves, lets its jobs end, or joins again.
 READY = "ready"
 DRAINING = "draining"
@@ -60,6 +64,8 @@ JOINING = "joining"
 #: The state of a spare before it serves, and the interval between its looks at the roles, seconds.
 SPARE = "spare"
 _SPARE_LOOK_SECONDS = 0.5
+#: The version of the messages in the pipeline's record.
+WIRE = "wire"
 #: Begins to serve a role: what it yields serves under a lease, until the worker is to stop.
 Begin = Callable[[], AbstractContextManager[Callable[[Lease], None]]]
 
@@ -138,7 +144,16 @@ class Process:
         return self._stopped
 
     def built_for(self, record: Mapping[str, str]) -> None:
-        """Note that this worker is built for the pipeline of ``record``."""
+        """Note that this worker is built for the pipeline of ``record``.
+
+        ClusterError if the scheduler that wrote it sends other messages.
+        """
+        wire = record.get(WIRE, str(VERSION))
+        if wire != str(VERSION):
+            raise ClusterError(
+                f"the pipeline's messages are of version {wire}, those of this FlowSpec "
+                f"{__version__} of version {VERSION}; install the same FlowSpec on all machines"
+            )
         self._setup = setup_of(record)
 
     def ready(self, what: str) -> None:
@@ -193,6 +208,7 @@ class Process:
                 on_hung=lambda reason: _give_up(role, reason),
             )
             leaves = False
+            self._outlast(role, control)
             lease.take()
             try:
                 yield lease
@@ -205,6 +221,21 @@ class Process:
             finally:
                 # A lost broker is not the loss of a worker, which its jobs may be to blame for.
                 lease.release(leaves=leaves or lease.by_broker)
+
+    def _outlast(self, role: str, control: Control) -> None:
+        """Wait for the lease on ``role`` of a process that has ended here to run out."""
+        deadline = time.monotonic() + _OUTLASTED_SECONDS
+        said = False
+        while time.monotonic() < deadline:
+            claim = control.claims().get(role)
+            if claim is None or not has_ended(claim.token):
+                return
+            if not said:
+                said = True
+                note(f"{role} was served here by a process that has ended: waits for its lease")
+            if self._stopped:
+                raise SystemExit(0)
+            time.sleep(_JOIN_LOOK_SECONDS)
 
     def free_role(self, roles: Iterable[str]) -> str | None:
         """Wait until one of ``roles`` has no holder at two looks; None: a signal asks to stop.

@@ -6,17 +6,36 @@ import json
 from collections.abc import Callable, Mapping
 
 from flowspec.core.run.limits import default_kept_rows
-from flowspec.errors import ConfigError
+from flowspec.errors import ConfigError, ModelError
 from flowspec.model.layers.taps import Taps
 from flowspec.model.weights.directory import (
     ModelDirectory,
     all_tensors,
+    expanded,
     fetch_weights,
     open_directory,
 )
 from flowspec.observe import logger
 
 Needs = Callable[[ModelDirectory], tuple[str, ...]]
+
+
+def located(given: str | None, recorded: str, flag: str) -> str:
+    """The model ``given`` by ``flag``; None: the one that the pipeline's record names.
+
+    ModelError if there is nothing of that name here: it may be elsewhere on this machine.
+    """
+    if given is not None:
+        return given
+    try:
+        open_directory(recorded)
+    except ModelError as error:
+        if expanded(recorded).exists():
+            raise
+        raise ModelError(
+            f"{error}; the pipeline's record names it so: say by {flag} where it is on this machine"
+        ) from None
+    return recorded
 
 
 def open_stage(

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,13 +22,14 @@ import pytest
 import flowspec.start.boot as boot
 from flowspec.core.protocol.addresses import stage_address
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.errors import BrokerFull, ClusterError
+from flowspec.errors import BrokerFull, ClaimError, ClusterError
 from flowspec.roles.lease import LOADING, Lease
 from flowspec.transport.base import Claim, Control
 from flowspec.transport.connections import redis_client
 from flowspec.transport.connections.connection import connect, retrying
 from flowspec.transport.connections.server import PrivateBroker
 from flowspec.transport.control.redis_control import RedisControl
+from flowspec.transport.wire.codec import VERSION
 from tests.commands import run
 from tests.transport.memory import MemoryBroker, MemoryLink
 from tests.waiting import SECONDS, until
@@ -233,3 +239,48 @@ def test_a_collection_while_a_worker_serves_passes_over_what_it_loaded() -> None
     finally:
         gc.unfreeze()
     assert any(loaded is held for held in gc.get_objects())
+
+
+def test_a_worker_waits_for_the_lease_of_one_that_has_crashed_here(
+    broker: PrivateBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(process_at(broker.url).control()) as control:
+        dead = subprocess.Popen(["true"])
+        dead.wait()
+        host = socket.gethostname()
+        assert control.claim("scheduler", f"{host}:{dead.pid}:crashed", {}, 700)
+        with process_at(broker.url).leased("scheduler", dict):
+            assert "waits for its lease" in capsys.readouterr().err
+        for holder in (f"{host}:{os.getppid()}:runs", f"elsewhere:{dead.pid}:runs", "anything"):
+            assert control.claim("scheduler", holder, {})
+            with (
+                pytest.raises(ClaimError, match="stop that worker first"),
+                process_at(broker.url).leased("scheduler", dict),
+            ):
+                pass
+            control.release("scheduler", holder)
+
+
+def test_a_worker_whose_messages_are_of_another_version_says_so(broker: PrivateBroker) -> None:
+    with closing(process_at(broker.url).control()) as control:
+        control.set_pipeline({"stages": "2", boot.WIRE: str(VERSION + 1)})
+        assert control.claim("scheduler", "a token", {})
+        with pytest.raises(
+            ClusterError, match=rf"of version {VERSION + 1}, .* of version {VERSION};"
+        ):
+            process_at(broker.url).pipeline_record(control)
+
+
+@pytest.mark.parametrize("role", ["scheduler", "draft", "middle", "verify", "gateway"])
+def test_a_worker_that_is_still_imported_ends_quietly_at_ctrl_c(role: str, tmp_path: Path) -> None:
+    imported = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
+    (tmp_path / "structlog.py").write_text(imported, encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", f"workers.{role}"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")

@@ -101,7 +101,7 @@ def test_a_stage_says_what_it_needs_before_it_loads_anything(
     assert needs == StageNeeds(shapes, PRECISIONS["float32"], 0).stage(range(4, 8), 0) + rows
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "loading layers 4-8 of" in said
+    assert "loading layers 4 to 7 of" in said
     assert ("the system may end it" in said) == warns
 
 

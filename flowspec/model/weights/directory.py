@@ -175,6 +175,11 @@ class ModelDirectory:
         return gguf.read_index(self.path / GGUF_INDEX) if self.has(GGUF_INDEX) else {}
 
     @property
+    def source(self) -> Path:
+        """The folder, or the GGUF file that it describes: what a user knows it by."""
+        return next((entry.file for entry in self._gguf.values()), self.path)
+
+    @property
     def of_gguf(self) -> bool:
         """Whether the weights are in a GGUF file."""
         return bool(self._gguf)
@@ -429,7 +434,7 @@ def check_pair(target: ModelDirectory, model: ModelDirectory, role: str = "draft
     found = difference(target.path, model.path)
     if found:
         raise ModelError(
-            f"{role} {model.path} and target {target.path} have different tokenizers: {found}; "
+            f"{role} {model.source} and target {target.source} have different tokenizers: {found}; "
             f"a {role} must share the target's: choose a {role} of the same family"
         )
 

@@ -37,16 +37,18 @@ def folder_of(file: Path) -> Path:
     files = _parts(file)
     stamps = [[str(part), part.stat().st_size, part.stat().st_mtime_ns] for part in files]
     key = hashlib.sha256(json.dumps([_VERSION, stamps]).encode()).hexdigest()[:16]
+    cache = ""
     try:
         folder = user_cache() / "gguf" / f"{file.stem}-{key}"
         if folder.is_dir():
             return folder
+        cache = f", {folder.parent},"
         folder.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
     except OSError as error:
         raise ModelError(
-            f"the user's cache, for the config and the tokenizer of {file}, cannot be written: "
-            f"{error.strerror}; set XDG_CACHE_HOME to a folder that can"
+            f"the user's cache{cache} for the config and the tokenizer of {file} cannot be "
+            f"written: {error.strerror}; set XDG_CACHE_HOME to a folder that can"
         ) from None
     note(f"reading config and tokenizer of {file.name}, kept in {folder} from now on")
     try:
