@@ -123,6 +123,7 @@ class Conversation:
             check_after(error, self._check)
             raise
         self.turns += [Turn("user", said), Turn("assistant", result.text.strip())]
+        sys.stdout.flush()  # both may be one file
         sys.stderr.write(f"{figures(result, seconds)}\n")
 
     def _spec(self, said: str) -> JobSpec:

@@ -6,12 +6,12 @@ import asyncio
 import errno
 import ipaddress
 import socket
-import sys
 from collections.abc import Callable
 
 from flowspec.errors import ConfigError
 from flowspec.gateway.keys import ApiKeys
 from flowspec.gateway.settings import FINISH_SECONDS, Settings
+from flowspec.observe import note
 
 _BACKLOG = 512
 _LAST_PORT = 65535
@@ -74,9 +74,9 @@ def is_local(listening: socket.socket) -> bool:
 def note_who_may_use(listening: socket.socket, keys: ApiKeys) -> None:
     """A note if everyone who reaches ``listening`` over a network may use it."""
     if not (keys or is_local(listening)):
-        sys.stderr.write(
-            f"note: everyone who reaches {address_of(listening)} may use this model; "
-            "--api-key-file asks for keys\n"
+        note(
+            f"everyone who reaches {address_of(listening)} may use this model; "
+            "--api-key-file asks for keys"
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -79,6 +81,16 @@ def test_every_answer_has_the_turns_before_it(capsys: pytest.CaptureFixture[str]
         shown.err
         == "[2 tokens, 20.0 tokens/s, 50% guessed]\n[1 tokens, 20.0 tokens/s, 50% guessed]\n"
     )
+
+
+def test_figures_begin_a_line_where_both_streams_are_one_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(file, "utf-8"))
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(file, "utf-8", write_through=True))
+    converse(Client(Answer("One")), "first")
+    assert file.getvalue() == b"One\n[1 tokens, 20.0 tokens/s, 50% guessed]\n"
 
 
 def test_new_forgets_and_quit_ends() -> None:
