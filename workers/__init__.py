@@ -3,5 +3,5 @@
 import signal
 import sys
 
-if sys.argv[0] == "-m":  # one of them starts: until it has imported what it needs, Ctrl-C is quiet
+if sys.argv[0] == "-m":  # one of them starts: Ctrl-C is quiet while it is imported
     signal.signal(signal.SIGINT, signal.SIG_DFL)

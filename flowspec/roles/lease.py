@@ -174,8 +174,6 @@ def has_ended(token: str) -> bool:
     host, pid, *_ = (*token.split(":"), "")
     if host != socket.gethostname() or not pid.isdecimal():
         return False
-    if int(pid) == os.getpid():  # of a container that was started again
-        return True
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:

@@ -56,7 +56,7 @@ _AGAIN_SECONDS = 2.0
 DRAIN_SECONDS = 30.0
 _SEEN_SECONDS = 1.5
 #: How long it waits for the lease of one that has ended here, longer than any lease lasts, seconds.
-_OUTLASTED_SECONDS = 2 * TERMS.longest_ms / 1000
+_OUTLASTED_SECONDS = TERMS.longest_ms / 1000 + 1.0
 #: The states of a worker that serves, lets its jobs end, or joins again.
 READY = "ready"
 DRAINING = "draining"
@@ -64,8 +64,9 @@ JOINING = "joining"
 #: The state of a spare before it serves, and the interval between its looks at the roles, seconds.
 SPARE = "spare"
 _SPARE_LOOK_SECONDS = 0.5
-#: The version of the messages in the pipeline's record.
+#: The version of the messages in the pipeline's record, and that of records without one.
 WIRE = "wire"
+_UNNAMED_WIRE = 9
 #: Begins to serve a role: what it yields serves under a lease, until the worker is to stop.
 Begin = Callable[[], AbstractContextManager[Callable[[Lease], None]]]
 
@@ -148,11 +149,10 @@ class Process:
 
         ClusterError if the scheduler that wrote it sends other messages.
         """
-        wire = record.get(WIRE, str(VERSION))
-        if wire != str(VERSION):
+        if _wire_of(record) != VERSION:
             raise ClusterError(
-                f"the pipeline's messages are of version {wire}, those of this FlowSpec "
-                f"{__version__} of version {VERSION}; install the same FlowSpec on all machines"
+                f"the pipeline's messages are of version {_wire_of(record)}, those of FlowSpec "
+                f"{__version__} here of version {VERSION}; install the same on all machines"
             )
         self._setup = setup_of(record)
 
@@ -181,9 +181,12 @@ class Process:
                 stands = time.monotonic() > began + _OLDER_SECONDS
             else:
                 # While it loads it computes the digests of a large model's weights.
-                stands = scheduler.facts.get(STATE) != LOADING
+                loads = scheduler.facts.get(STATE) == LOADING
+                stands = not (loads or has_ended(scheduler.token))
                 deadline = time.monotonic() + RECORD_SECONDS
-            if record and (stands or record != earlier):
+            # One of other messages, whose scheduler is not here, is an earlier version's.
+            readable = scheduler is not None or _wire_of(record) == VERSION
+            if record and readable and (stands or record != earlier):
                 self.built_for(record)
                 return record
             if not said and time.monotonic() > began + _PATIENT_SECONDS:
@@ -232,7 +235,7 @@ class Process:
                 return
             if not said:
                 said = True
-                note(f"{role} was served here by a process that has ended: waits for its lease")
+                note(f"{role} was held by a process that has ended: waits for its lease")
             if self._stopped:
                 raise SystemExit(0)
             time.sleep(_JOIN_LOOK_SECONDS)
@@ -359,6 +362,12 @@ class Process:
         return idle or seconds > DRAIN_SECONDS
 
 
+def _wire_of(record: Mapping[str, str]) -> int:
+    """The version of the messages in the pipeline of ``record``."""
+    wire = record.get(WIRE, str(_UNNAMED_WIRE))
+    return int(wire) if wire.isdecimal() else 0
+
+
 def _give_up(role: str, reason: str) -> NoReturn:
     """End the process of a worker whose loop hangs: its own thread cannot end it."""
     sys.stderr.write(f"flowspec {role.partition('-')[0]}: {reason}\n")
@@ -370,10 +379,13 @@ def run(main: Callable[[], None], role: str) -> None:
     """Run a worker's ``main``: an expected error is one line on stderr and status 1."""
     # One torch thread per process; torch reads this when it is imported.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what is under way is cleared away
     try:
         observe.configure()
         with naming_what_is_missing():
             main()
+    except KeyboardInterrupt:
+        sys.exit(130)
     except Exception as error:
         said = line_of(error)
         if said is None:

@@ -9,6 +9,7 @@ from flowspec.core.run.limits import default_kept_rows
 from flowspec.errors import ConfigError, ModelError
 from flowspec.model.layers.taps import Taps
 from flowspec.model.weights.directory import (
+    PACKAGED,
     ModelDirectory,
     all_tensors,
     expanded,
@@ -30,7 +31,7 @@ def located(given: str | None, recorded: str, flag: str) -> str:
     try:
         open_directory(recorded)
     except ModelError as error:
-        if expanded(recorded).exists():
+        if recorded in PACKAGED or expanded(recorded).exists():
             raise
         raise ModelError(
             f"{error}; the pipeline's record names it so: say by {flag} where it is on this machine"

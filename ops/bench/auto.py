@@ -1,7 +1,7 @@
 """``auto`` against all other systems, tuned, on every profile, in simulation.
 
     python -m ops.bench.auto --prompts DIR [--tuned FILE.json] [--jobs 2] [--profiles jetson-7b,...]
-        [--drafts head,slm] [--temperatures 0,1] [--per-file 40] [--tuning-per-file 14]
+        [--drafts head,slm] [--temperatures 0,1] [--per-file 8] [--tuning-per-file 8]
         [--tokens 64] [--only-tune]
 
 Options of the others are searched on the tuning half of the last ``--tuning-per-file`` prompts of
@@ -38,7 +38,7 @@ from ops.bench.profile_grids import cell_of, grids_on
 from ops.bench.systems import show
 from ops.compare.tuning import Effort
 from ops.parser import Parser
-from ops.prompts import last_prompts
+from ops.prompts import HELD_OUT, last_prompts
 
 OTHERS = (
     *("flowspec", "pipedec", "specpipe", "pipespec", "chain"),
@@ -88,6 +88,14 @@ class Piece:
 
     found: Sequence[Found]
     places: Sequence[Place]
+
+
+def prompts_in(folder: Path, per_file: int, half: str) -> list[Prompt]:
+    """A half of the last ``per_file`` prompts of every file of ``folder``, counted from its end.
+
+    So no prompt is in both halves, whatever their numbers.
+    """
+    return halve(reversed(last_prompts(folder, per_file)), half)
 
 
 def take(request: Matchup, where: tuple[float, str]) -> Piece:
@@ -236,8 +244,8 @@ def main() -> None:
     add = parser.add_argument
     add("--prompts", type=prompt_sets, required=True, help="a folder of .jsonl files")
     add("--profiles", default=",".join(PROFILES), help="by commas")
-    add("--per-file", type=count, default=40, help="prompts of each file (40)")
-    add("--tuning-per-file", type=count, default=14, help="prompts of each file to tune on (14)")
+    add("--per-file", type=count, default=HELD_OUT, help=f"last prompts of each file ({HELD_OUT})")
+    add("--tuning-per-file", type=count, default=HELD_OUT, help=f"those to tune on ({HELD_OUT})")
     add("--least", type=count, default=LEAST, help=f"fewest measuring prompts ({LEAST})")
     add("--drafts", default=",".join(DRAFTS), help="by commas (head,slm)")
     add("--temperatures", type=temperatures, default="0,1", help="by commas (0,1)")
@@ -253,8 +261,8 @@ def main() -> None:
             check_writable("--tuned", given.tuned)
         request = Matchup(
             [load(name) for name in given.profiles.split(",")],
-            halve(last_prompts(given.prompts, given.tuning_per_file), "tuning"),
-            halve(last_prompts(given.prompts, given.per_file), "measuring"),
+            prompts_in(given.prompts, given.tuning_per_file, "tuning"),
+            prompts_in(given.prompts, given.per_file, "measuring"),
             given.tokens,
             least=0 if given.only_tune else given.least,
             tuned=given.tuned,

@@ -25,7 +25,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 from flowspec.client import Client
 from flowspec.cluster import Places, Setup
-from flowspec.errors import FlowSpecError, StateError
+from flowspec.errors import ConfigError, FlowSpecError, StateError
 from flowspec.model.weights.directory import default_pair
 from flowspec.results import Result, reported
 from ops.bench.arguments import count, counts, latencies, prompt_sets
@@ -42,6 +42,8 @@ def spread(folder: Path, number: int) -> list[str]:
     for prompt in last_prompts(folder):
         sets[prompt.set].append(prompt.text)
     turns = [prompt for turn in zip(*sets.values(), strict=False) for prompt in turn]
+    if len(turns) < number:
+        raise ConfigError(f"{folder} has {len(turns)} prompts to measure on; expected {number}")
     return turns[:number]
 
 

@@ -2,7 +2,7 @@
 
     python -m ops.bench.many_pair --prompts DIR [--profiles rtx3090-70b,jetson-7b,a100-70b]
                                   [--jobs 1,4,8] [--strategies autoregressive,auto] [--tokens 48]
-                                  [--temperature 0] [--per-file 14] [--stretch 3]
+                                  [--temperature 0] [--per-file 8] [--stretch 3]
 
 Closed loops as in ``ops/bench/many.py``, of the target's own texts on the last prompts of every
 file in DIR, without those whose greedy text repeats itself. The simulation drafts with the head
@@ -36,7 +36,7 @@ from ops.bench.emulate import EmulatedCluster, EmulatedJob
 from ops.bench.loops import Loop, LoopFigures, LoopSetup, figures, jobs_of, share_of
 from ops.bench.many import PROFILES, SOURCE, goals
 from ops.parser import Parser
-from ops.prompts import last_prompts
+from ops.prompts import HELD_OUT, last_prompts
 
 PLAIN = "autoregressive"
 STRATEGIES = f"{PLAIN},auto"
@@ -189,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--strategies", default=STRATEGIES, help=f"by commas, plain first ({STRATEGIES})")
     add("--tokens", type=count, default=48, help="of every text (48)")
     add("--temperature", type=float, default=0.0, help="(0)")
-    add("--per-file", type=count, default=14, help="prompts of every file (14)")
+    add("--per-file", type=count, default=HELD_OUT, help=f"last prompts of every file ({HELD_OUT})")
     add("--stretch", type=float, default=3.0, help="wall seconds per nominal second; 0: simulate")
     given = parser.parse_args(arguments)
     try:

@@ -261,14 +261,46 @@ def test_a_worker_waits_for_the_lease_of_one_that_has_crashed_here(
             control.release("scheduler", holder)
 
 
-def test_a_worker_whose_messages_are_of_another_version_says_so(broker: PrivateBroker) -> None:
+def test_a_worker_of_a_pipeline_with_other_messages_says_so(broker: PrivateBroker) -> None:
     with closing(process_at(broker.url).control()) as control:
         control.set_pipeline({"stages": "2", boot.WIRE: str(VERSION + 1)})
         assert control.claim("scheduler", "a token", {})
-        with pytest.raises(
-            ClusterError, match=rf"of version {VERSION + 1}, .* of version {VERSION};"
+        with pytest.raises(ClusterError, match=rf"of version {VERSION + 1}, .* {VERSION}; install"):
+            process_at(broker.url).pipeline_record(control)
+        control.set_pipeline({"stages": "2"})  # as schedulers wrote them that named none
+        with (
+            patch.object(boot, "VERSION", VERSION + 1),
+            pytest.raises(ClusterError, match=r"of version 9, .*; install"),
         ):
             process_at(broker.url).pipeline_record(control)
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+def test_a_record_of_a_scheduler_that_is_gone_is_not_the_next_ones(
+    broker: PrivateBroker, monkeypatch: pytest.MonkeyPatch, crashed: bool
+) -> None:
+    """It is another pipeline's, of other messages or with a lease that still runs."""
+    monkeypatch.setattr(boot, "_OLDER_SECONDS", 0.0)
+    worker, scheduler = process_at(broker.url), process_at(broker.url)
+    later = {"stages": "3", boot.WIRE: str(VERSION)}
+    with closing(scheduler.control()) as control, closing(worker.control()) as asking:
+        control.set_pipeline({"stages": "2", boot.WIRE: str(VERSION + (not crashed))})
+        if crashed:
+            dead = subprocess.Popen(["true"])
+            dead.wait()
+            facts = {"state": "ready"}
+            token = f"{socket.gethostname()}:{dead.pid}:crashed"
+            assert control.claim("scheduler", token, facts, 60_000)
+        looks = Looks(asking)
+        with ThreadPoolExecutor(1) as beside:
+            found = beside.submit(worker.pipeline_record, cast(Control, looks))
+            until(lambda: looks.count > 2)
+            assert not found.done()
+            if crashed:
+                control.release("scheduler", token)
+            with scheduler.leased("scheduler", dict) as lease:
+                control.set_pipeline(later, lease.holder.generation)
+                assert found.result(SECONDS) == later
 
 
 @pytest.mark.parametrize("role", ["scheduler", "draft", "middle", "verify", "gateway"])

@@ -285,6 +285,19 @@ def test_all_kernels_multiply_by_the_values_of_a_file(tmp_path: Path, kind: str)
     assert (linear(rows) - exact).norm() <= 1e-4 * exact.norm()
 
 
+def test_a_file_is_described_once_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "some.gguf"
+    write(file)
+    said = []
+    for _ in range(2):
+        assert open_directory(str(file)).source == file
+        said.append(capsys.readouterr().err)
+    assert said[0].startswith("note: reading config and tokenizer of some.gguf into ")
+    assert said[1] == ""
+
+
 def test_a_shard_has_the_codes_of_its_file(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     write(file, kind="Q4_1")

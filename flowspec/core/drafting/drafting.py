@@ -171,12 +171,12 @@ class Drafting:
 
     @property
     def pass_seconds(self) -> float:
-        """Median seconds of an answering pass of the active drafter; 0: it has made none."""
+        """Median seconds of a recent answering pass of the active drafter; 0: it has made none."""
         return median(self._passes[self._active] or (0.0,))
 
     @property
     def least_pass_seconds(self) -> float:
-        """Seconds of the shortest answering pass of the active drafter; 0: it has made none."""
+        """As ``pass_seconds``, of the shortest one."""
         return min(self._passes[self._active], default=0.0)
 
     # ---- the growth ------------------------------------------------------------------------------

@@ -38,8 +38,8 @@ class View:
     ``in_flight``: segments sent and neither answered nor emptied by a prune. ``waiting``: segments
     cut but not sent. ``bandwidth_delay``: segments that must be in flight so that no part of the
     pipeline waits for the draft worker, from measured times; 0: unknown. ``decoding``: the target
-    has returned its first token. ``draft_pass_seconds``: the median time of the drafter's passes;
-    ``least_draft_pass_seconds``: the shortest one.
+    has returned its first token. ``draft_pass_seconds``: the median time of the drafter's recent
+    passes; ``least_draft_pass_seconds``: the shortest of them.
     ``decoded``: tokens after the first one, decoded in ``decode_seconds``. ``rows``: most rows of
     a segment, beside other jobs; 0: no limit.
     """

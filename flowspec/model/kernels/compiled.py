@@ -85,7 +85,7 @@ def _made(command: list[str]) -> Path:
         if not made.is_file():
             partial = made.with_suffix(".partial")
             sources = [str(_FOLDER / source) for source in _SOURCES]
-            note(f"compiling the kernels, kept in {folder} from now on")
+            note(f"compiling the kernels into {folder}")
             _compile([*command, *sources, "-o", str(partial), "-lm"])
             partial.chmod(_MODE)
             with partial.open("rb") as file:

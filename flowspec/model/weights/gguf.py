@@ -50,7 +50,7 @@ def folder_of(file: Path) -> Path:
             f"the user's cache{cache} for the config and the tokenizer of {file} cannot be "
             f"written: {error.strerror}; set XDG_CACHE_HOME to a folder that can"
         ) from None
-    note(f"reading config and tokenizer of {file.name}, kept in {folder} from now on")
+    note(f"reading config and tokenizer of {file.name} into {folder}")
     try:
         describe(files, made)
         made.chmod(0o755)

@@ -138,7 +138,8 @@ class DrafterBandit:
         """The choice for the next growth, after ``tokens`` tokens in ``seconds`` in all."""
         if tokens != self._tokens:
             self._credit(tokens, seconds)
-        outdone = self.choice >= 0 and self._is_outdone(self.choice)
+        tries = self.choice >= 0 and not self._history[self.choice].tried
+        outdone = tries and self._is_outdone(self.choice)
         if tokens - self._decided_at >= (SETTLING_TOKENS if outdone else DECISION_INTERVAL):
             self._decide(tokens)
         return self.choice

@@ -28,10 +28,13 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     compiled.cache_clear()
 
 
-def test_it_is_compiled_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_compiled_once_and_says_so(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = compiled()
     if isinstance(found, str):
         pytest.skip(found)
+    assert capsys.readouterr().err == f"note: compiling the kernels into {cache}/flowspec/kernels\n"
     (made,) = cache.rglob("*.so")
     assert made.parent.stat().st_mode & 0o077 == 0
     assert {file.name for file in made.parent.iterdir()} == {made.name, "lock"}
@@ -42,6 +45,7 @@ def test_it_is_compiled_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(subprocess, "run", refuse)
     assert isinstance(compiled(), ctypes.CDLL)
+    assert capsys.readouterr().err == ""
 
 
 def test_one_that_was_cut_short_is_compiled_again(cache: Path) -> None:
