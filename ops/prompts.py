@@ -11,14 +11,17 @@ from flowspec.rehearse.compare.prompts import Prompt
 HELD_OUT = 8
 
 
-def last_prompts(folder: Path, per_file: int = HELD_OUT) -> list[Prompt]:
-    """The last ``per_file`` prompts of every ``.jsonl`` file of ``folder``.
+def last_of_sets(folder: Path, per_file: int = HELD_OUT) -> dict[str, list[str]]:
+    """The last ``per_file`` prompts of every ``.jsonl`` file of ``folder``, by its name.
 
     More than ``HELD_OUT`` suit only drafters that were not trained on these files: about the texts
     of its training a drafter is right far more often.
     """
-    return [
-        Prompt(file.stem, text)
-        for file in sorted(folder.glob("*.jsonl"))
-        for text in read_prompts(file)[-per_file:]
-    ]
+    files = sorted(folder.glob("*.jsonl"))
+    return {file.stem: read_prompts(file)[-per_file:] for file in files}
+
+
+def last_prompts(folder: Path, per_file: int = HELD_OUT) -> list[Prompt]:
+    """As ``last_of_sets``, one set behind another."""
+    sets = last_of_sets(folder, per_file)
+    return [Prompt(name, text) for name, texts in sets.items() for text in texts]

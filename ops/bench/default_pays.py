@@ -16,7 +16,6 @@ import os
 import statistics
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -31,17 +30,15 @@ from flowspec.results import Result, reported
 from ops.bench.arguments import count, counts, latencies, prompt_sets
 from ops.parser import Parser
 from ops.peer.pipelines import our_pipeline, seconds_per_token
-from ops.prompts import last_prompts
+from ops.prompts import last_of_sets
 
 PLAIN = "autoregressive"
 
 
 def spread(folder: Path, number: int) -> list[str]:
     """``number`` of the last prompts of the files in ``folder``, one of each in turn."""
-    sets = defaultdict[str, list[str]](list)
-    for prompt in last_prompts(folder):
-        sets[prompt.set].append(prompt.text)
-    turns = [prompt for turn in zip(*sets.values(), strict=False) for prompt in turn]
+    sets = last_of_sets(folder).values()
+    turns = [prompt for turn in zip(*sets, strict=False) for prompt in turn]
     if len(turns) < number:
         raise ConfigError(f"{folder} has {len(turns)} prompts to measure on; expected {number}")
     return turns[:number]

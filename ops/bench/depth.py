@@ -14,9 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from flowspec.cli.generate import read_prompts
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import FlowSpecError
 from flowspec.model.drafters.sources import load_sources, open_models, taps_of
@@ -31,7 +29,7 @@ from flowspec.proof.plain import PlainText
 from flowspec.proof.prove import as_returned, load_blocks, load_tap_shares
 from ops.bench.arguments import count, prompt_sets
 from ops.parser import Parser
-from ops.prompts import HELD_OUT
+from ops.prompts import HELD_OUT, last_of_sets
 
 DEPTH = 5
 #: Drafts of a round.
@@ -44,10 +42,10 @@ def texts_of(
     target: ModelDirectory,
     tokenizer: Tokenizer,
     blocks: Sequence[LayerBlock],
-    file: Path,
+    texts: Sequence[str],
 ) -> list[PlainText]:
-    """Plain texts after the held-out prompts of ``file`` that leave room for them."""
-    prompts = [tokenizer.encode(text, raw=False) for text in read_prompts(file)[-given.hold_out :]]
+    """Plain texts after the prompts ``texts`` that leave room for them."""
+    prompts = [tokenizer.encode(text, raw=False) for text in texts]
     return [
         plain.decode(blocks, target, prompt, given.tokens, sampling)
         for prompt in prompts
@@ -65,9 +63,9 @@ def report(given: argparse.Namespace) -> None:
     blocks = load_blocks(target, ranges, placing)
     tokenizer = Tokenizer(target)
     sets = {}
-    for file in sorted(given.prompts.glob("*.jsonl")):
-        print(file.stem, file=sys.stderr, flush=True)
-        sets[file.stem] = texts_of(given, target, tokenizer, blocks, file)
+    for name, asked in last_of_sets(given.prompts, given.hold_out).items():
+        print(name, file=sys.stderr, flush=True)
+        sets[name] = texts_of(given, target, tokenizer, blocks, asked)
     prompts = sum(map(len, sets.values())) // len(SAMPLINGS)
     print(f"{placing.precision}, {prompts} prompts, up to {given.tokens} tokens\n")
     steps = " | ".join(map(str, range(1, DEPTH + 1)))
