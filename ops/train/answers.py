@@ -70,10 +70,12 @@ class SlotLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, slots: int, heads: int, capacity: int, size: int) -> None:
+    def __init__(
+        self, slots: int, heads: int, capacity: int, size: int, dtype: torch.dtype
+    ) -> None:
         super().__init__()
-        self.keys = torch.zeros(slots, heads, capacity, size)
-        self.values = torch.zeros(slots, heads, capacity, size)
+        self.keys = torch.zeros(slots, heads, capacity, size, dtype=dtype)
+        self.values = torch.zeros(slots, heads, capacity, size, dtype=dtype)
         self.lengths = torch.zeros(slots, dtype=torch.int64)
         self.is_initialized = True
 
@@ -123,7 +125,8 @@ class Writer:
         self._ends = ends
         self._limit = limit
         self._layers = [
-            SlotLayer(slots, heads, capacity, size) for _ in range(config.num_hidden_layers)
+            SlotLayer(slots, heads, capacity, size, teacher.model.dtype)
+            for _ in range(config.num_hidden_layers)
         ]
         width = (len(taps) + 1) * config.hidden_size
         self._rows = torch.zeros(slots, capacity, width, dtype=torch.bfloat16)
@@ -173,12 +176,13 @@ class Writer:
         for layer in self._layers:
             layer.lengths = lengths
         unseen = torch.arange(int(lengths.max()) + 1) > lengths[:, None]
+        mask = torch.zeros(unseen.shape, dtype=self._teacher.model.dtype)
         features, tapped = self._teacher.rows(
             torch.tensor([[text.ids[text.read] if text else 0] for text in slots]),
             self._taps,
             past_key_values=Cache(layers=self._layers),
             position_ids=lengths[:, None],
-            attention_mask=torch.zeros(unseen.shape).masked_fill(unseen, -torch.inf)[:, None, None],
+            attention_mask=mask.masked_fill(unseen, -torch.inf)[:, None, None],
         )
         logits = linear(features[:, 0], self._teacher.lm_head)
         each = torch.arange(len(slots))

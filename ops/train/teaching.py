@@ -15,6 +15,7 @@ from transformers import DynamicCache, LlamaConfig
 from flowspec.errors import ModelError
 from flowspec.model.drafters.eagle3_layout import default_taps
 from flowspec.model.layers.architecture import library_model
+from flowspec.model.layers.placing import choose_precision
 from flowspec.model.weights.directory import ModelDirectory, open_directory
 from ops.parser import Parser
 
@@ -47,11 +48,16 @@ class Seen:
 
 
 class Teacher:
-    """The target, frozen: its rows in float32, and its embedding and LM head."""
+    """The target, frozen: its rows in float32, and its embedding and LM head.
+
+    It computes in bfloat16 on CUDA, and on a CPU whose bfloat16 is fast if its config declares it.
+    """
 
     def __init__(self, folder: Path, device: str) -> None:
-        dtype = torch.bfloat16 if device == "cuda" else torch.float32
-        self.model: Any = library_model(open_directory(str(folder)), dtype).to(device)
+        directory = open_directory(str(folder))
+        narrow = device == "cuda" or choose_precision("auto", device, directory.config) == "bfloat16"
+        dtype = torch.bfloat16 if narrow else torch.float32
+        self.model: Any = library_model(directory, dtype).to(device)
         self.model.requires_grad_(False)
         self.embedding = self.model.get_input_embeddings().weight.float()
         self.lm_head = self.model.get_output_embeddings().weight.float()
@@ -103,8 +109,10 @@ def drawn(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
     best = logits.argmax(-1)
     sampled = temperatures > 0
     if sampled.any():
-        shares = (logits[sampled] / temperatures[sampled][:, None]).softmax(-1)
-        best[sampled] = torch.multinomial(shares, 1)[:, 0]
+        below = (logits[sampled] / temperatures[sampled][:, None]).softmax(-1).cumsum(-1)
+        # Torch's multinomial draws a number per token of the vocabulary: a sixth of a pass.
+        at = torch.rand(len(below), 1, device=logits.device) * below[:, -1:]
+        best[sampled] = torch.searchsorted(below, at)[:, 0]
     return best
 
 
