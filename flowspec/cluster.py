@@ -27,7 +27,7 @@ from flowspec.core.run.limits import CONTIGUOUS, TREE_ROWS
 from flowspec.errors import BrokerError, ClusterError, ConfigError, FlowSpecError
 from flowspec.model.drafters.sources import open_models
 from flowspec.model.weights.directory import layer_ranges, local_path
-from flowspec.model.weights.precision import AUTO, check_device, check_dtype
+from flowspec.model.weights.precision import AUTO, check_device, check_dtype, check_installed
 from flowspec.observe import NOTE
 from flowspec.plan.cluster_file import check_ranges, ranges_text
 from flowspec.plan.fit import gib
@@ -125,6 +125,8 @@ class Setup:
                 f"--most-rows is {self.most_rows}; expected 0 (no limit), or more than the "
                 f"{TREE_ROWS} that every job needs for its tree, by those of its text"
             )
+        for device in (*self.places.device.split(), self.places.draft_device):
+            check_installed(device)
         target, middles = open_models(self.target, self.draft, self.middles)
         if self.layers is None:
             layer_ranges(target.layers, self.stages, surplus=self.emulated is not None)
@@ -302,7 +304,10 @@ class Cluster:
                 )
             elif needed >= _MUCH:
                 each = ", ".join(gib(facts[NEEDS]) for facts in beside)
-                self._say(f"loading stages of {each} on {device}; {gib(free)} are free")
+                self._say(
+                    f"loading stages on {device}, which with their programs and KV rows need "
+                    f"{each}; {gib(free)} are free"
+                )
 
     def check(self) -> None:
         """ClusterError if the broker or a worker has stopped, with the last line of its log.

@@ -13,7 +13,8 @@ from flowspec.core.run.limits import BLOCK_ROWS, Limits
 from flowspec.errors import ConfigError
 from flowspec.model.base import DraftExecutor, HasFacts
 from flowspec.model.drafters.drafter_choice import levels_of, wanting_hidden
-from flowspec.model.drafters.sources import fingerprint, load_sources, target_needs
+from flowspec.model.drafters.kinds import NGRAM
+from flowspec.model.drafters.sources import fingerprint, load_sources, source_names, target_needs
 from flowspec.model.layers.taps import Taps
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.precision import AUTO
@@ -209,6 +210,9 @@ def _load_models(
 ) -> tuple[ModelDirectory, DraftExecutor]:
     """The target's folder and the drafter, both checked against the record."""
     draft = record["draft"] if given.draft is None else given.draft
+    for name in source_names(draft):
+        if name != NGRAM:
+            located(given.draft, name, "--draft")
     check_fingerprint(fingerprint(draft), record["draft_fingerprint"], draft)
     target = open_target(
         located(given.target, record["target"], "--target"), record, target_needs(draft)

@@ -294,7 +294,7 @@ def _tapping(
     """
     if taps is None or not layers or not taps.within(layers, last=layers.stop == target.layers):
         return None
-    return open_tapping(taps, taps.drafter if name is None else name)
+    return open_tapping(taps, located(name, taps.drafter, "--draft"))
 
 
 if __name__ == "__main__":

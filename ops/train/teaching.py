@@ -55,7 +55,9 @@ class Teacher:
 
     def __init__(self, folder: Path, device: str) -> None:
         directory = open_directory(str(folder))
-        narrow = device == "cuda" or choose_precision("auto", device, directory.config) == "bfloat16"
+        narrow = (
+            device == "cuda" or choose_precision("auto", device, directory.config) == "bfloat16"
+        )
         dtype = torch.bfloat16 if narrow else torch.float32
         self.model: Any = library_model(directory, dtype).to(device)
         self.model.requires_grad_(False)

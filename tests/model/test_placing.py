@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from flowspec.cluster import Places, Setup
 from flowspec.core.protocol.messages import Returns
 from flowspec.core.protocol.work import Part, Pass
 from flowspec.core.run.key import RunKey
@@ -16,6 +17,7 @@ from flowspec.errors import ConfigError, StateError
 from flowspec.model.layers import placing as module
 from flowspec.model.layers.placing import Placing, place, place_drafter
 from flowspec.model.stage import load_stage
+from flowspec.model.weights import precision as precisions
 from flowspec.model.weights.directory import ModelDirectory, default_pair, open_directory
 from flowspec.model.weights.precision import check_device, check_dtype
 from tests.precisions import SERVED
@@ -82,6 +84,18 @@ def test_a_device_that_is_not_here_is_one_line(name: str) -> None:
         pytest.skip("there is one")
     with pytest.raises(ConfigError, match=f"device {name} is not here.*--device cpu"):
         place("float32", name, {})
+
+
+@pytest.mark.parametrize("places", [Places(device="cpu cuda:1"), Places(draft_device="cuda")])
+def test_a_torch_without_cuda_is_told_before_anything_is_started(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = Setup(*default_pair(), 2, places=places)
+    monkeypatch.setattr(precisions, "version", lambda _: "2.13.0+cpu")
+    with pytest.raises(ConfigError, match=r"torch 2\.13\.0\+cpu is built without CUDA; use"):
+        setup.check()
+    monkeypatch.setattr(precisions, "version", lambda _: "2.13.0")
+    setup.check()
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cpu:1", ""])

@@ -119,8 +119,10 @@ def test_what_stages_need_together_is_told_once_if_it_is_much() -> None:
     elsewhere = Cluster(Setup("target", "ngram", 3), say=said.append)
     elsewhere._weigh([*stages[:2], {**stages[2], "device": "cuda:0"}])
     assert said[1:] == [
-        "loading stages of 3.0 GiB, 3.0 GiB on cpu; 8.0 GiB are free",
-        "loading stages of 3.0 GiB on cuda:0; 8.0 GiB are free",
+        "loading stages on cpu, which with their programs and KV rows need 3.0 GiB, 3.0 GiB; "
+        "8.0 GiB are free",
+        "loading stages on cuda:0, which with their programs and KV rows need 3.0 GiB; "
+        "8.0 GiB are free",
     ]
     small = Cluster(Setup("target", "ngram", 1), say=said.append)
     small._weigh([{NEEDS: 1 << 20, FREE: 8 << 30, "device": "cpu"}])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 from flowspec.errors import ConfigError
@@ -121,6 +122,16 @@ def check_device(name: str) -> str:
     if name != AUTO and (kind not in DEVICES or (bool(colon) and not numbered)):
         raise ConfigError(f"{name!r} is unknown; expected auto, cpu, cuda, cuda:N or mps", "device")
     return name
+
+
+def check_installed(name: str) -> None:
+    """ConfigError if the torch that is installed is built without the device; imports no torch."""
+    torch = version("torch")
+    if name.startswith("cuda") and torch.endswith("+cpu"):
+        raise ConfigError(
+            f"device {name} is not here: torch {torch} is built without CUDA; use --device cpu, or "
+            "install a CUDA build of torch"
+        )
 
 
 def by_stage(text: str, stages: int, check: Callable[[str], str]) -> str:
