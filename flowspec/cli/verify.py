@@ -16,6 +16,7 @@ from flowspec.cli.generate import read_prompts
 from flowspec.cli.places import draft_for
 from flowspec.cli.show import console
 from flowspec.core.run.sampling import Sampling
+from flowspec.model.base import placed
 from flowspec.model.drafters.sources import labels, load_sources, open_models, taps_of
 from flowspec.model.weights.directory import all_tensors, default_pair, fetch_weights, layer_ranges
 from flowspec.proof.library import MOST_TIMES
@@ -118,8 +119,7 @@ def _verdict(proof: Proof) -> str:
 
 def _lines(proof: Proof, draft: str) -> Iterator[tuple[str, str]]:
     for number, facts in enumerate(proof.facts, 1):
-        kernels = "+".join(map(str, facts["kernels"]))  # type: ignore[call-overload]
-        yield f"stage {number}", f"{facts['precision']} on {facts['device']} by {kernels}"
+        yield f"stage {number}", placed(facts) or "emulated"
     rows = proof.rows
     yield (
         "a small copy",

@@ -18,14 +18,17 @@ COUNT = 24
 
 @pytest.mark.live
 @pytest.mark.gate
-def test_a_file_drafts_for_its_conversion(tmp_path: Path) -> None:
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_file_in_parts_beside_its_conversion(role: str, tmp_path: Path) -> None:
     """All drafts are right: values and text of both are the same."""
-    file, folder = tmp_path / "model.gguf", tmp_path / "folder"
-    gguf_files.write(file, kind="Q8_0")
+    file, folder = tmp_path / "model-00001-of-00002.gguf", tmp_path / "folder"
+    gguf_files.write(tmp_path / "model.gguf", kind="Q8_0", parts=2)
     words = ("convert", str(file), "--out", str(folder), "--dtype", "float32")
     done = run("flowspec", *words)
     assert done.returncode == 0, done.stderr
-    setup = Setup(str(folder), str(file), 2, places=Places(dtype="float32", draft_dtype="float32"))
+    target, draft = (file, folder) if role == "target" else (folder, file)
+    places = Places(dtype="float32", draft_dtype="float32")
+    setup = Setup(str(target), str(draft), 2, places=places)
     with Cluster(setup) as cluster, Client(cluster.url) as client:
         plain, drafted = (
             client.submit(prompt_ids=PROMPT, max_new_tokens=COUNT, strategy=name).result()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGUFReader, dequantize
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from flowspec.core.protocol.work import Part
 from flowspec.core.run.key import RunKey
@@ -43,7 +43,7 @@ from tests import gguf_files
 from tests.gguf_files import EXPERTS, FEED, HEADS, HIDDEN, MIXTURES, SIZE, write
 from tests.precisions import SERVED
 
-FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", *MIXTURES)
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", *MIXTURES)
 RUN = RunKey("job", 1)
 TYPES = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
@@ -86,9 +86,12 @@ def values_of(directory: ModelDirectory, name: str) -> torch.Tensor:
 def library(file: Path, directory: ModelDirectory) -> Any:
     """The model as the library reads the file, with our sizes: it passes some of them over.
 
-    Of gpt-oss, whose files it does not read, the file's tensors in the library's layout.
+    It reads no files of gpt-oss, of which these are the tensors in its layout; and none of Mistral,
+    which is a Llama here.
     """
     config = AutoConfig.from_pretrained(directory.path)
+    if config.model_type == "mistral":
+        config = LlamaConfig(**{**config.to_dict(), "model_type": "llama"})
     if config.model_type == "gpt_oss":
         made = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         made.load_state_dict(gpt_oss_tensors(file))
@@ -161,6 +164,8 @@ def test_every_family_has_the_librarys_values_and_config(tmp_path: Path, family:
     assert differing <= sizes | {"shared_expert_intermediate_size", "dtype", "architectures"} | {
         key for key in known if key.startswith("_") or key == "transformers_version"
     }
+    if family == "mistral":  # the library's default is not in the file
+        assert directory.config["sliding_window"] is None
     assert directory.config.get("head_dim", SIZE) == SIZE
     assert directory.config["dtype"] == "float32"
     assert directory.tied == family.startswith("gemma")
@@ -182,6 +187,24 @@ def test_every_type_has_the_librarys_values(tmp_path: Path, kind: str) -> None:
     own = "int4" if kind.startswith("Q4") else "int8-block"
     chosen = own if kind not in ("F32", "F16", "BF16") and own in SERVED else wanted
     assert choose_precision("auto", "cpu", directory.config) == chosen
+
+
+def test_a_file_of_several_types_has_the_librarys_values(tmp_path: Path) -> None:
+    """As Q4_K_M has them."""
+    file = tmp_path / "model.gguf"
+    write(file, kind="Q4_K", kinds={"ffn_down": "Q6_K", "attn_v": "Q6_K", "output": "Q8_0"})
+    directory = open_directory(str(file))
+    for name, expected in library(file, directory).state_dict().items():
+        assert torch.equal(values(directory, name), expected), name
+    assert directory.config["gguf_types"] == {"Q4_K": 11, "Q6_K": 4, "Q8_0": 1}
+
+
+def test_a_files_chat_template_renders_its_prompts(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    template = "{% for message in messages %}<s>{{ message['content'] }}</s>{% endfor %}"
+    write(file, more={"tokenizer.chat_template": template})
+    tokenizer = Tokenizer(open_directory(str(file)))
+    assert tokenizer.encode("he", raw=False) == tokenizer.encode("<s>he</s>", raw=True)
 
 
 def block_of(directory: ModelDirectory, layers: range, precision: str) -> LayerBlock:
@@ -636,6 +659,8 @@ def test_a_type_or_a_tensor_that_is_not_read_is_named(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     write(file, kind="Q4_0", extra={"blk.0.odd.weight": np.zeros(4, np.float32)})
     assert "tensor blk.0.odd.weight" in refused(file)
+    write(file, kind="Q4_0", kinds={"ffn_down": "Q2_K"})
+    assert "tensor blk.0.ffn_down.weight has type Q2_K; of GGUF files F32, " in refused(file)
 
 
 def test_a_user_without_home_is_told_what_to_set(

