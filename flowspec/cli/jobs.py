@@ -26,6 +26,7 @@ def submit(spec: JobSpec, url: str | None) -> None:
         build(spec.strategy, int(record.get("stages", "1")))
         notes.alone(spec.strategy)
         notes.unused_middles(spec.strategy, middles_of(record), running=True)
+        notes.cut(spec.max_new_tokens, client.workers())
         sys.stdout.write(client.submit_spec(spec).id + "\n")
         notes.waits(client)
 

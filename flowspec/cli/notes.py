@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flowspec.core.protocol.addresses import SCHEDULER
+from flowspec.core.protocol.addresses import DRAFT, SCHEDULER
 from flowspec.observe import note
 from flowspec.strategies import build, runs_alone
-from flowspec.transport.base import command_of, full_of, role_of, roles_of
+from flowspec.transport.base import CONTEXT, command_of, full_of, role_of, roles_of
 
 if TYPE_CHECKING:
     from flowspec.client import Client
@@ -39,6 +39,19 @@ def waits(client: Client) -> None:
     """A note if a job would wait."""
     if why := why_waiting_at(client):
         note(why)
+
+
+def cut(asked: int, workers: Mapping[str, Mapping[str, Any]]) -> None:
+    """A note if an answer of ``asked`` tokens does not fit into the context that ``workers`` name.
+
+    Of a pipeline whose draft worker is not there nobody knows it.
+    """
+    most = workers.get(role_of(DRAFT), {}).get(CONTEXT)
+    if isinstance(most, int) and asked >= most:
+        note(
+            f"the answer is cut before {asked} tokens: prompt and answer have {most} together, "
+            "the pipeline's context"
+        )
 
 
 def alone(strategy: str) -> None:

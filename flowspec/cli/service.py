@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,7 +29,7 @@ from flowspec.cluster import READY_SECONDS, Cluster, Places, Setup
 from flowspec.core.protocol.addresses import DRAFT, SCHEDULER, Address
 from flowspec.errors import BrokerError, ClusterError, ConfigError, FlowSpecError, WireError
 from flowspec.model.base import placed
-from flowspec.observe import note
+from flowspec.observe import NOTE, note
 from flowspec.plan.cluster_file import parse_ranges
 from flowspec.transport.base import ENDS, FREE, NEEDS, role_of, roles_of, setup_of
 
@@ -81,16 +81,24 @@ def up(setup: Setup, url: str | None) -> None:
 
 
 def _wait_until_up(process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait, and pass on what the supervisor notes meanwhile, as on memory; else ClusterError."""
     deadline = time.monotonic() + READY_SECONDS + _STOP_SECONDS
-    while running() is None:
-        if process.poll() is not None:
-            said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            raise ClusterError(
-                said[-1].removeprefix("flowspec: ") if said else "the supervisor stopped"
-            )
-        if time.monotonic() > deadline:
-            raise ClusterError(f"the pipeline did not serve within {READY_SECONDS:g} s")
-        time.sleep(0.1)
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        while running() is None:
+            if process.poll() is not None:
+                said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+                raise ClusterError(
+                    said[-1].removeprefix("flowspec: ") if said else "the supervisor stopped"
+                )
+            if time.monotonic() > deadline:
+                raise ClusterError(f"the pipeline did not serve within {READY_SECONDS:g} s")
+            _pass_on(lines)
+            time.sleep(0.1)
+        _pass_on(lines)
+
+
+def _pass_on(lines: Iterable[str]) -> None:
+    sys.stderr.writelines(line for line in lines if line.startswith(NOTE))
 
 
 def _say_up(setup: Setup) -> None:

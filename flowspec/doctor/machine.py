@@ -164,8 +164,8 @@ def _text(file: Path) -> str:
 
 def _free(folder: Path) -> int | None:
     """Free bytes where ``folder`` is, or would be made."""
-    existing = next((each for each in (folder, *folder.parents) if each.exists()), None)
     try:
+        existing = next((each for each in (folder, *folder.parents) if each.exists()), None)
         return shutil.disk_usage(existing).free if existing is not None else None
     except OSError:
         return None

@@ -173,33 +173,104 @@ NOBODY_NUMBER = 65534
 NOWHERE = "/dev/null/none"
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("up",),
-        ("generate", "hi", "--record", f"{NOWHERE}/r"),
-        ("acl", "--out", f"{NOWHERE}/a"),
-        ("plan", "--boxes", "local:1", "--out", f"{NOWHERE}/p.toml"),
-        ("profile", "--out", f"{NOWHERE}/p.toml"),
-        ("bench", "--profile", "laptop-cpu", "--out", f"{NOWHERE}/b.md"),
-        ("simulate", "hi", "--profile", f"{NOWHERE}/p.toml"),
-        ("shard", NOWHERE, "--out", f"{NOWHERE}/s"),
-        ("convert", f"{NOWHERE}.gguf", "--out", f"{NOWHERE}/c"),
-        ("replay", NOWHERE),
-        ("generate", "--prompts", NOWHERE),
-        ("generate", "hi", "--target", NOWHERE),
-        ("serve", "--api-key-file", NOWHERE),
-        ("up", "--cluster", NOWHERE),
-        ("verify", NOWHERE),
-        ("down",),
-        ("status",),
-        ("submit", "hi"),
-        ("watch", "1-1"),
-        ("cancel", "1-1"),
-        ("chat", "--target", NOWHERE),
-    ],
-    ids=" ".join,
+#: Commands with places that cannot be, with a folder that may not be entered, and without a home.
+ABSENT: tuple[tuple[str, ...], ...] = (
+    ("up",),
+    ("generate", "hi", "--record", f"{NOWHERE}/r"),
+    ("acl", "--out", f"{NOWHERE}/a"),
+    ("plan", "--boxes", "local:1", "--out", f"{NOWHERE}/p.toml"),
+    ("profile", "--out", f"{NOWHERE}/p.toml"),
+    ("bench", "--profile", "laptop-cpu", "--out", f"{NOWHERE}/b.md"),
+    ("simulate", "hi", "--profile", f"{NOWHERE}/p.toml"),
+    ("shard", NOWHERE, "--out", f"{NOWHERE}/s"),
+    ("convert", f"{NOWHERE}.gguf", "--out", f"{NOWHERE}/c"),
+    ("replay", NOWHERE),
+    ("generate", "--prompts", NOWHERE),
+    ("generate", "hi", "--target", NOWHERE),
+    ("serve", "--api-key-file", NOWHERE),
+    ("up", "--cluster", NOWHERE),
+    ("verify", NOWHERE),
+    ("down",),
+    ("status",),
+    ("submit", "hi"),
+    ("watch", "1-1"),
+    ("cancel", "1-1"),
+    ("chat", "--target", NOWHERE),
 )
+CLOSED: tuple[tuple[str, ...], ...] = (
+    ("up", "--target", "{}"),
+    ("up", "--cluster", "{}/p.toml"),
+    ("acl", "--out", "{}/a"),
+    ("plan", "--boxes", "local:1", "--out", "{}/p.toml"),
+    ("profile", "--out", "{}/p.toml"),
+    ("bench", "--profile", "laptop-cpu", "--out", "{}/b.md"),
+    ("simulate", "hi", "--profile", "{}/p.toml"),
+    ("shard", "{}", "--out", "{}/s"),
+    ("convert", "{}/x.gguf", "--out", "{}/c"),
+    ("replay", "{}/r"),
+    ("generate", "--prompts", "{}/r"),
+    ("generate", "hi", "--record", "{}/r"),
+    ("generate", "hi", "--target", "{}/x.gguf"),
+    ("chat", "--target", "{}"),
+    ("serve", "--api-key-file", "{}/keys"),
+    ("verify", "{}"),
+    ("status",),
+    ("submit", "hi"),
+    ("watch", "1-1"),
+    ("cancel", "1-1"),
+    ("down",),
+)
+HOMELESS: tuple[tuple[str, ...], ...] = (
+    ("up", "--target", NOWHERE),
+    ("status", "--redis-url", NOBODY),
+    ("status",),
+    ("submit", "hi"),
+    ("watch", "1-1"),
+    ("cancel", "1-1"),
+    ("chat", "--target", NOWHERE),
+    ("serve", "--target", NOWHERE),
+    ("verify", NOWHERE),
+    ("down",),
+    ("generate", "hi", "--target", NOWHERE),
+    ("generate", "hi", "--target", "~nobody-of-this-name/x"),
+    ("plan", "--boxes", "local:1", "--target", NOWHERE),
+    ("profile", "--target", NOWHERE),
+    ("bench", "--profile", NOWHERE),
+    ("simulate", "hi", "--profile", NOWHERE),
+    ("acl", "--out", NOWHERE),
+    ("shard", NOWHERE, "--out", NOWHERE),
+    ("convert", f"{NOWHERE}.gguf", "--out", NOWHERE),
+    ("replay", NOWHERE),
+)
+#: What reads and writes nothing, and what reports on places instead of failing on them.
+ELSEWHERE = {"strategies", "doctor"}
+
+
+@pytest.mark.parametrize("walk", [ABSENT, CLOSED, HOMELESS])
+def test_every_command_is_tried_in_bad_places(walk: tuple[tuple[str, ...], ...]) -> None:
+    commands = set(get_command(app).commands)  # type: ignore[attr-defined]
+    assert {words[0] for words in walk} == commands - ELSEWHERE
+
+
+@pytest.mark.parametrize("home", [NOWHERE, None, "closed"])
+def test_the_doctor_examines_all_else_without_a_home(
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    closed: Path,
+    home: str | None,
+) -> None:
+    _without_home(monkeypatch)
+    if home is not None:
+        for name in PLACES:
+            monkeypatch.setenv(name, str(closed) if home == "closed" else home)
+    status, out, err = command("doctor", "--target", "draft", "--draft", "ngram")
+    assert err == ""
+    assert status in (0, 1)
+    for subject in ("machine", "kernels"):
+        assert subject in out
+
+
+@pytest.mark.parametrize("words", ABSENT, ids=" ".join)
 def test_a_place_that_cannot_be_is_one_line(
     command: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
@@ -228,33 +299,7 @@ def closed(tmp_path: Path) -> Iterator[Path]:
     folder.chmod(0o700)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("up", "--target", "{}"),
-        ("up", "--cluster", "{}/p.toml"),
-        ("acl", "--out", "{}/a"),
-        ("plan", "--boxes", "local:1", "--out", "{}/p.toml"),
-        ("profile", "--out", "{}/p.toml"),
-        ("bench", "--profile", "laptop-cpu", "--out", "{}/b.md"),
-        ("simulate", "hi", "--profile", "{}/p.toml"),
-        ("shard", "{}", "--out", "{}/s"),
-        ("convert", "{}/x.gguf", "--out", "{}/c"),
-        ("replay", "{}/r"),
-        ("generate", "--prompts", "{}/r"),
-        ("generate", "hi", "--record", "{}/r"),
-        ("generate", "hi", "--target", "{}/x.gguf"),
-        ("chat", "--target", "{}"),
-        ("serve", "--api-key-file", "{}/keys"),
-        ("verify", "{}"),
-        ("status",),
-        ("submit", "hi"),
-        ("watch", "1-1"),
-        ("cancel", "1-1"),
-        ("down",),
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("words", CLOSED, ids=" ".join)
 def test_a_folder_that_may_not_be_entered_is_one_line(
     command: Command, monkeypatch: pytest.MonkeyPatch, closed: Path, words: tuple[str, ...]
 ) -> None:
@@ -267,32 +312,7 @@ def test_a_folder_that_may_not_be_entered_is_one_line(
     assert err.startswith("flowspec: ") and err.count("\n") == 1, err
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("up", "--target", NOWHERE),
-        ("status", "--redis-url", NOBODY),
-        ("status",),
-        ("submit", "hi"),
-        ("watch", "1-1"),
-        ("cancel", "1-1"),
-        ("chat", "--target", NOWHERE),
-        ("serve", "--target", NOWHERE),
-        ("verify", NOWHERE),
-        ("down",),
-        ("generate", "hi", "--target", NOWHERE),
-        ("generate", "hi", "--target", "~nobody-of-this-name/x"),
-        ("plan", "--boxes", "local:1", "--target", NOWHERE),
-        ("profile", "--target", NOWHERE),
-        ("bench", "--profile", NOWHERE),
-        ("simulate", "hi", "--profile", NOWHERE),
-        ("acl", "--out", NOWHERE),
-        ("shard", NOWHERE, "--out", NOWHERE),
-        ("convert", f"{NOWHERE}.gguf", "--out", NOWHERE),
-        ("replay", NOWHERE),
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("words", HOMELESS, ids=" ".join)
 def test_a_user_without_a_home_is_told_in_one_line(
     command: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:

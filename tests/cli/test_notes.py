@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from flowspec.cli.notes import alone, first_of_several, unused_middles, why_waiting
+from flowspec.cli.notes import alone, cut, first_of_several, unused_middles, why_waiting
 from flowspec.strategies import STRATEGIES, build
-from flowspec.transport.base import BROKER_FULL
+from flowspec.transport.base import BROKER_FULL, CONTEXT
 from tests.cli.conftest import Command
 
 
@@ -34,6 +34,20 @@ def test_stages_without_a_layer_are_counted_on_stderr(
         "the model of profile laptop-cpu has 12 layers"
     )
     assert err.splitlines() == ([said] if idle else [])
+
+
+def test_an_answer_that_does_not_fit_is_told_before_it_is_cut(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    workers = {"draft": {CONTEXT: 1024}}
+    cut(1023, workers)
+    cut(5000, {})
+    assert capsys.readouterr().err == ""
+    cut(5000, workers)
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "note: the answer is cut before 5000 tokens: prompt and answer have 1024"
+    )
 
 
 COMMANDS = {

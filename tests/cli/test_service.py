@@ -6,6 +6,7 @@ import fcntl
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -129,3 +130,21 @@ def test_data_are_kept_by_a_broker_of_ones_own_alone(
     status, _, err = command("up", "--persist", str(tmp_path), "--redis-url", "unix:///none")
     assert status != 0
     assert "--persist is for a broker of the pipeline's own" in err
+
+
+def test_up_passes_on_what_its_supervisor_notes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "up.log"
+    log.write_text("note: loading stages\nverify-1 serves\n", encoding="utf-8")
+    steps = iter([None, None, object()])
+
+    def running() -> object:
+        with log.open("a", encoding="utf-8") as lines:
+            lines.write("note: one more\n")
+        return next(steps)
+
+    monkeypatch.setattr(service, "running", running)
+    process = Mock(poll=lambda: None)
+    service._wait_until_up(process, log)
+    assert capsys.readouterr().err == "note: loading stages\n" + "note: one more\n" * 3

@@ -263,6 +263,8 @@ def test_a_tokenizer_of_pieces_names_the_package_that_reads_it(
     monkeypatch.setattr("flowspec.model.weights.same_tokenizer.find_spec", lambda name: None)
     with pytest.raises(ModelError, match="takes the package sentencepiece: pip install sentencep"):
         check_pair(open_directory(str(target)), open_directory(str(draft)))
+    with pytest.raises(ModelError, match="takes the package sentencepiece: pip install sentencep"):
+        open_directory(str(draft)).check_tokenizer()
     assert capfd.readouterr() == ("", "")
 
 

@@ -16,6 +16,7 @@ from flowspec.errors import ModelError, unusable
 from flowspec.model.weights import formats, gguf
 from flowspec.model.weights.gguf_metadata import GGUF_INDEX
 from flowspec.model.weights.manifest import Manifest, read_manifest
+from flowspec.model.weights.same_tokenizer import check_pieces, difference
 from flowspec.model.weights.tensor_files import TensorEntry, read_header
 from flowspec.model.weights.value_digests import digest_of, group_digests, group_of, of_prefixes
 
@@ -275,7 +276,7 @@ class ModelDirectory:
         return digest_of([self.identity, json.dumps(self.values(), sort_keys=True)])
 
     def check_tokenizer(self) -> None:
-        """ModelError if there is no tokenizer."""
+        """ModelError if there is no tokenizer, or none that the installed packages read."""
         if not any(map(self.has, TOKENIZERS)):
             raise ModelError(
                 f"{self.path} has no tokenizer.json and no tokenizer.model: it has no tokenizer; "
@@ -287,6 +288,7 @@ class ModelDirectory:
                     "into it"
                 )
             )
+        check_pieces(self.path)
 
 
 def open_directory(name: str) -> ModelDirectory:
@@ -427,8 +429,6 @@ def layer_ranges(layers: int, stages: int, *, surplus: bool = False) -> list[ran
 
 def check_pair(target: ModelDirectory, model: ModelDirectory, role: str = "draft") -> None:
     """ModelError unless ``model`` shares the target's tokenizer; the error calls it ``role``."""
-    from flowspec.model.weights.same_tokenizer import difference
-
     target.check_tokenizer()
     model.check_tokenizer()
     found = difference(target.path, model.path)

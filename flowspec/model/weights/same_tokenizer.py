@@ -110,9 +110,14 @@ def _rules(tokenizer: Any) -> dict[str, object]:
     }
 
 
-def _is_of_pieces(folder: Path) -> bool:
-    """Whether the tokenizer in ``folder`` is there in SentencePiece's own format only."""
-    return (folder / "tokenizer.model").is_file() and not (folder / "tokenizer.json").is_file()
+def check_pieces(folder: Path) -> None:
+    """ModelError if the tokenizer in ``folder`` is SentencePiece's alone and nothing reads it."""
+    alone = (folder / "tokenizer.model").is_file() and not (folder / "tokenizer.json").is_file()
+    if alone and find_spec(_PIECES) is None:
+        raise ModelError(
+            f"{folder} has its tokenizer as tokenizer.model alone, which takes the package "
+            f"{_PIECES}: pip install {_PIECES}"
+        )
 
 
 def _bytes(file: Path) -> bytes | None:
@@ -130,11 +135,7 @@ def load_tokenizer(folder: Path) -> Any:
     """The library's tokenizer of the model in ``folder``; ModelError if it cannot be loaded."""
     from transformers import AutoTokenizer
 
-    if _is_of_pieces(folder) and find_spec(_PIECES) is None:
-        raise ModelError(
-            f"{folder} has its tokenizer as tokenizer.model alone, which takes the package "
-            f"{_PIECES}: pip install {_PIECES}"
-        )
+    check_pieces(folder)
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (ValueError, OSError, KeyError, TypeError) as error:
