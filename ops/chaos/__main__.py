@@ -4,9 +4,10 @@
         [--target FOLDER_OR_GGUF --draft DRAFT]
 
 Each seed starts a pipeline of two stages by `flowspec up`, of the packaged pair or another one, of
-every second seed with a broker that keeps its data, of every fourth with a spare beside, and does
-so many faults to it: processes that are killed, stopped for a while or asked to end, one, two or
-all at once; a gateway in the midst of an answer; a broker that is killed, halted,
+every second seed with a broker that keeps its data, of every third with rows that go from worker to
+worker, of every fourth with a spare beside, and does so many faults to it: processes that are
+killed, stopped for a while or asked to end, one, two or all at once; a worker's inbox that is
+killed or halted; a gateway in the midst of an answer; a broker that is killed, halted,
 emptied, full or without replicas; its password changed; failed over to a replica and back, made a
 replica of nobody; its keys, entries and scripts deleted, cut, doubled or replaced; rows that are no
 numbers; a thread that computes and hangs; a worker with other weights. Jobs are in the middle of
@@ -37,7 +38,7 @@ from pathlib import Path
 
 import redis
 
-from ops.chaos.faults import FAULTS, TAKES_DATA
+from ops.chaos.faults import FAULTS, OF_STRAIGHT, TAKES_DATA
 from ops.chaos.oracle import expected, problem_of
 from ops.chaos.pipeline import ENDS_SECONDS, PAIR, JobText, Pipeline, SentJob
 from ops.parser import Parser
@@ -67,12 +68,15 @@ def run(
     wanted = expected(target)
     spare = luck.choice((1, 2)) if seed % 4 == 0 else 0
     with tempfile.TemporaryDirectory(prefix="chaos-") as place:
-        pipeline = Pipeline(Path(place), target, draft, persist=bool(seed % 2), spare=spare)
+        names = {name for name in FAULTS if only in name}
+        ways = {"persist": seed % 2 == 1, "straight": seed % 3 == 0 or names <= OF_STRAIGHT}
+        pipeline = Pipeline(Path(place), target, draft, **ways, spare=spare)
+        possible = sorted(names if pipeline.straight else names - OF_STRAIGHT)
         try:
             pipeline.wait([pipeline.submit(next(iter(wanted)), "flowspec")])
             keys, files = pipeline.lasting_keys(), pipeline.open_files()
             for at in range(faults):
-                name = luck.choice([one for one in FAULTS if only in one])
+                name = luck.choice(possible)
                 if not _suffer(pipeline, luck, name, wanted, found, at):
                     break
             _check_keys(pipeline, keys, found)

@@ -46,6 +46,10 @@ TAKES_DATA = {
 }
 
 
+#: Faults of pipelines whose rows do not go through the broker.
+OF_STRAIGHT = {"inbox killed", "inbox halted"}
+
+
 def fault(name: str) -> Callable[[Fault], Fault]:
     def note(act: Fault) -> Fault:
         FAULTS[name] = act
@@ -138,6 +142,19 @@ def _halt(pids: Sequence[int], seconds: float) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):  # the supervisor has another one in its place
             os.kill(pid, signal.SIGCONT)
+
+
+@fault("inbox killed")
+def _inbox_killed(pipeline: Pipeline, luck: random.Random) -> None:
+    """With all rows and messages that are on their way to a worker."""
+    if inboxes := pipeline.inboxes():
+        os.kill(inboxes[luck.choice(sorted(inboxes))], signal.SIGKILL)
+
+
+@fault("inbox halted")
+def _inbox_halted(pipeline: Pipeline, luck: random.Random) -> None:
+    if inboxes := pipeline.inboxes():
+        _halt([inboxes[luck.choice(sorted(inboxes))]], luck.choice((0.5, 4.0, 12.0)))
 
 
 @fault("gateway killed")

@@ -67,15 +67,24 @@ class SentJob:
 class Pipeline:
     """What `flowspec up` starts, under a home of its own in ``place``.
 
-    ``persist``: its broker keeps its data. ``spare``: a stage for which a spare waits; 0: none.
+    ``persist``: its broker keeps its data. ``straight``: rows go from worker to worker, not through
+    the broker. ``spare``: a stage for which a spare waits; 0: none.
     """
 
     def __init__(
-        self, place: Path, target: Path, draft: str, *, persist: bool, spare: int = 0
+        self,
+        place: Path,
+        target: Path,
+        draft: str,
+        *,
+        persist: bool,
+        straight: bool = False,
+        spare: int = 0,
     ) -> None:
         self.place = place
         self.target = target
         self.persist = persist
+        self.straight = straight
         self.environment = {
             **os.environ,
             "XDG_STATE_HOME": str(place / "state"),
@@ -84,7 +93,8 @@ class Pipeline:
         }
         models = ("--target", str(target), "--draft", draft, "--dtype", "float32")
         kept = ("--persist", str(place / "data")) if persist else ()
-        said = self._flowspec("up", "--stages", "2", "--jobs", "2", *models, *kept)
+        rows = ("--rows", "straight" if straight else "broker")
+        said = self._flowspec("up", "--stages", "2", "--jobs", "2", *models, *kept, *rows)
         url = re.findall(r"FLOWSPEC_REDIS_URL='(.+)'", said)[0]
         self.environment["FLOWSPEC_REDIS_URL"] = url
         self.broker: Any = redis.Redis.from_url(url, socket_timeout=5.0)
@@ -119,6 +129,17 @@ class Pipeline:
                     found[role] = int(json.loads(claim.partition(b" ")[2])["pid"])
             except redis.ResponseError:  # a key of another type
                 continue
+        return found
+
+    def inboxes(self) -> dict[str, int]:
+        """The server of each worker's own inbox, by role."""
+        found = {}
+        for role, pid in self.pids().items():
+            with suppress(OSError):  # it has just ended
+                for children in Path(f"/proc/{pid}/task").glob("*/children"):
+                    for child in children.read_text().split():
+                        if b"-server" in Path(f"/proc/{child}/cmdline").read_bytes():
+                            found[role] = int(child)
         return found
 
     def open_files(self) -> dict[str, int]:
@@ -200,9 +221,11 @@ class Pipeline:
             time.sleep(0.05)
 
     def lasting_keys(self) -> set[str]:
-        """Keys without a lifetime, each number in them written as N."""
-        keys = [key for key in self.broker.scan_iter("*") if self.broker.ttl(key) == -1]
-        return {re.sub(r"\d+", "N", key.decode()) for key in keys}
+        """Keys without a lifetime but empty streams, each number in them written as N."""
+        broker = self.broker
+        keys = [key for key in broker.scan_iter("*") if broker.ttl(key) == -1]
+        empty = {key for key in keys if broker.type(key) == b"stream" and not broker.xlen(key)}
+        return {re.sub(r"\d+", "N", key.decode()) for key in keys if key not in empty}
 
     def processes(self) -> list[int]:
         """All processes of this pipeline: those with its place in their environment."""

@@ -390,6 +390,19 @@ def test_what_was_read_is_trimmed_and_what_was_not_is_kept(
     assert client.xlen(Keys().log(S1)) == 0
 
 
+def test_rows_that_came_while_nobody_read_are_removed_by_the_next_reader(
+    server: PrivateBroker, client: redis.Redis
+) -> None:
+    """Its successors' rows may all come through an inbox: nothing here is read again."""
+    rig, draft, job = started(server.url)
+    draft.write([PutRows(S1, RunKey(job, 1), 5, np.zeros((2, 2), np.float32))])
+    stage = rig.link(S1)
+    assert client.xlen(Keys().rows(S1)) == 1
+    stage.read(0.0)
+    stage.read(0.0)
+    assert client.xlen(Keys().rows(S1)) == 0
+
+
 def test_a_full_stream_of_rows_is_said_and_never_trimmed(
     server: PrivateBroker, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

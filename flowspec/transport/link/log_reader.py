@@ -28,6 +28,8 @@ EARLY_ROWS = 1024
 EARLY_BYTES = 256 << 20
 #: What the server says of a stream that is not there yet, under its code for everything.
 _NO_STREAM = "no such key"
+#: The id before all entries.
+_NOTHING = "0-0"
 
 
 class Untrimmed:
@@ -75,7 +77,10 @@ class LogReader:
         self._read: dict[RunKey, int] = {}  # entries read of each run that has begun, not ended
         self._untrimmed = 0  # entries read of the log and not removed
         self._uncounted: set[RunKey] = set()  # runs that had entries among these
-        self._others = Untrimmed()  # of the other streams
+        self._others = Untrimmed()  # of the other streams, and what a predecessor has left there
+        self._others.streams |= {
+            stream for stream, at in self.cursors.items() if stream != self._log and at != _NOTHING
+        }
         self._bundles = 0  # entries read with messages of several runs
 
     # ---- entries ---------------------------------------------------------------------------------
@@ -214,7 +219,7 @@ def last_id(client: BrokerClient, stream: str) -> str:
         except redis.ResponseError as error:
             if code_of(error) != WRONG_TYPE and _NO_STREAM not in str(error):
                 raise
-            return "0-0"
+            return _NOTHING
         return str(info["last-generated-id"].decode())
 
     return client.call(ask)
