@@ -5,13 +5,14 @@
 
 Each seed starts a pipeline of two stages by `flowspec up`, of the packaged pair or another one, of
 every second seed with a broker that keeps its data, of every third with rows that go from worker to
-worker, of every fourth with a spare beside, and does so many faults to it: processes that are
-killed, stopped for a while or asked to end, one, two or all at once; a worker's inbox that is
-killed or halted; a gateway in the midst of an answer; a broker that is killed, halted,
-emptied, full or without replicas; its password changed; failed over to a replica and back, made a
-replica of nobody; its keys, entries and scripts deleted, cut, doubled or replaced; rows that are no
-numbers; a thread that computes and hangs; a worker with other weights. Jobs are in the middle of
-their text meanwhile. After each fault,
+worker, of every fourth with a spare beside, of every fifth with a middle model (the packaged pair
+alone), and does so many faults to it: processes that are killed, stopped for a while or asked to
+end, one, two or all at once; a worker's inbox that is killed or halted; a gateway in the midst of
+an answer; a broker that is killed, halted, emptied, full, unable to save or without replicas; its
+password changed; failed over to a replica and back, made a replica of nobody; its keys, entries and
+scripts deleted, cut, doubled or replaced; rows that are no numbers; a thread that computes and
+hangs; a worker with other weights. Jobs are in the middle of their text meanwhile. After each
+fault,
 
 - every job has ended within a bound, with an answer or with one line;
 - an answer is the target's own text as transformers' ``generate`` says it, with the documented
@@ -69,8 +70,15 @@ def run(
     spare = luck.choice((1, 2)) if seed % 4 == 0 else 0
     with tempfile.TemporaryDirectory(prefix="chaos-") as place:
         names = {name for name in FAULTS if only in name}
-        ways = {"persist": seed % 2 == 1, "straight": seed % 3 == 0 or names <= OF_STRAIGHT}
-        pipeline = Pipeline(Path(place), target, draft, **ways, spare=spare)
+        pipeline = Pipeline(
+            Path(place),
+            target,
+            draft,
+            persist=seed % 2 == 1,
+            straight=seed % 3 == 0 or names <= OF_STRAIGHT,
+            middle=seed % 5 == 0 and target == PAIR / "target",
+            spare=spare,
+        )
         possible = sorted(names if pipeline.straight else names - OF_STRAIGHT)
         try:
             pipeline.wait([pipeline.submit(next(iter(wanted)), "flowspec")])

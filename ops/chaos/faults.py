@@ -24,7 +24,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 import redis
 
 from ops.chaos.oracle import prompts, text_after, text_of
-from ops.chaos.pipeline import ENDS_SECONDS, JOBS, ROLES, TAG, TOKENS, UP_SECONDS, Pipeline, until
+from ops.chaos.pipeline import ENDS_SECONDS, JOBS, TAG, TOKENS, UP_SECONDS, Pipeline, until
 
 #: Longer than a loop may hang.
 HANG_SECONDS = 75.0
@@ -61,8 +61,8 @@ def fault(name: str) -> Callable[[Fault], Fault]:
 def _of_roles(name: str, number: int) -> None:
     """Three faults: a signal to one role, to two and to all."""
 
-    def act(count: int, pipeline: Pipeline, luck: random.Random) -> None:
-        roles = luck.sample(ROLES, count)
+    def act(count: int | None, pipeline: Pipeline, luck: random.Random) -> None:
+        roles = luck.sample(pipeline.roles, count or len(pipeline.roles))
         if number == signal.SIGSTOP:
             pids = pipeline.pids()
             _halt([pids[role] for role in roles if role in pids], luck.choice((1.0, 5.0, 30.0)))
@@ -70,7 +70,7 @@ def _of_roles(name: str, number: int) -> None:
         for role in roles:
             pipeline.kill(role, number)
 
-    for words, count in (("", 1), ("two ", 2), ("all ", len(ROLES))):
+    for words, count in (("", 1), ("two ", 2), ("all ", None)):
         FAULTS[words + name] = partial(act, count)
 
 
@@ -87,7 +87,7 @@ def _halted(pipeline: Pipeline, luck: random.Random) -> None:
 @fault("thread hangs")
 def _hangs(pipeline: Pipeline, luck: random.Random) -> None:
     """The one that computes; the lease's thread goes on. The supervisor starts another process."""
-    role = luck.choice(ROLES[1:])
+    role = luck.choice(pipeline.roles[1:])
     pid = pipeline.pids().get(role)
     if pid is None or not pipeline.may_kill(role):
         return
@@ -215,6 +215,20 @@ def _emptied(pipeline: Pipeline, luck: random.Random) -> None:
 @fault("broker full")
 def _full(pipeline: Pipeline, luck: random.Random) -> None:
     _configured(pipeline, "maxmemory", "1", luck.choice((1.0, 8.0, 20.0)))
+
+
+@fault("broker that cannot save")
+def _cannot_save(pipeline: Pipeline, luck: random.Random) -> None:
+    """A folder is where its file should be. It takes no writes until it need not save any more."""
+    broker = pipeline.broker
+    names = [broker.config_get(name)[name] for name in ("dir", "dbfilename")]
+    before = broker.config_get("save")["save"]
+    Path(*names).mkdir()
+    broker.config_set("save", "3600 1")
+    broker.bgsave()
+    time.sleep(luck.choice((1.0, 8.0)))
+    pipeline.patiently(lambda: broker.config_set("save", before))
+    Path(*names).rmdir()
 
 
 @fault("broker demoted")

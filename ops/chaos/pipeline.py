@@ -22,6 +22,7 @@ PAIR = Path(__file__).parents[2] / "flowspec" / "default_pair"
 TAG = "flowspec:{p0}"
 JOBS = "flowspec:jobs"
 ROLES = ("scheduler", "draft", "verify-1", "verify-2")
+MIDDLE = "middle-1"
 TOKENS, SEED = 160, 7
 #: Until a job has ended, seconds; a message that was deleted is missed after 120 s without answer.
 ENDS_SECONDS = 150.0
@@ -68,7 +69,8 @@ class Pipeline:
     """What `flowspec up` starts, under a home of its own in ``place``.
 
     ``persist``: its broker keeps its data. ``straight``: rows go from worker to worker, not through
-    the broker. ``spare``: a stage for which a spare waits; 0: none.
+    the broker. ``middle``: the packaged middle model is between drafter and target. ``spare``: a
+    stage for which a spare waits; 0: none.
     """
 
     def __init__(
@@ -79,22 +81,28 @@ class Pipeline:
         *,
         persist: bool,
         straight: bool = False,
+        middle: bool = False,
         spare: int = 0,
     ) -> None:
         self.place = place
         self.target = target
         self.persist = persist
         self.straight = straight
+        self.roles = (*ROLES, MIDDLE) if middle else ROLES
         self.environment = {
             **os.environ,
             "XDG_STATE_HOME": str(place / "state"),
             "XDG_CACHE_HOME": str(place / "cache"),
             "OMP_NUM_THREADS": "1",
         }
-        models = ("--target", str(target), "--draft", draft, "--dtype", "float32")
+        models: tuple[str, ...] = ("--target", str(target), "--draft", draft)
+        if middle:
+            models = ("--models", f"{draft},{PAIR / 'medium'},{target}")
         kept = ("--persist", str(place / "data")) if persist else ()
         rows = ("--rows", "straight" if straight else "broker")
-        said = self._flowspec("up", "--stages", "2", "--jobs", "2", *models, *kept, *rows)
+        said = self._flowspec(
+            "up", "--stages", "2", "--jobs", "2", "--dtype", "float32", *models, *kept, *rows
+        )
         url = re.findall(r"FLOWSPEC_REDIS_URL='(.+)'", said)[0]
         self.environment["FLOWSPEC_REDIS_URL"] = url
         self.broker: Any = redis.Redis.from_url(url, socket_timeout=5.0)
@@ -122,7 +130,7 @@ class Pipeline:
     def pids(self) -> dict[str, int]:
         """Processes by role, as far as they hold one; the broker's too."""
         found = {"broker": int(self.broker.info("server")["process_id"])}
-        for role in ROLES:
+        for role in self.roles:
             try:
                 claim = self.broker.get(f"{TAG}:claim:{role}")
                 if claim is not None:
