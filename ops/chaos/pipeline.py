@@ -145,7 +145,7 @@ class Pipeline:
         for role, pid in self.pids().items():
             with suppress(OSError):  # it has just ended
                 for children in Path(f"/proc/{pid}/task").glob("*/children"):
-                    for child in children.read_text().split():
+                    for child in children.read_bytes().decode().split():
                         if b"-server" in Path(f"/proc/{child}/cmdline").read_bytes():
                             found[role] = int(child)
         return found
