@@ -252,17 +252,14 @@ def test_every_command_is_tried_in_bad_places(walk: tuple[tuple[str, ...], ...])
     assert {words[0] for words in walk} == commands - ELSEWHERE
 
 
-@pytest.mark.parametrize("home", [NOWHERE, None, "closed"])
+@pytest.mark.parametrize("home", [NOWHERE, None])
 def test_the_doctor_examines_all_else_without_a_home(
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    closed: Path,
-    home: str | None,
+    command: Command, monkeypatch: pytest.MonkeyPatch, home: str | None
 ) -> None:
     _without_home(monkeypatch)
     if home is not None:
         for name in PLACES:
-            monkeypatch.setenv(name, str(closed) if home == "closed" else home)
+            monkeypatch.setenv(name, home)
     status, out, err = command("doctor", "--target", "draft", "--draft", "ngram")
     assert err == ""
     assert status in (0, 1)

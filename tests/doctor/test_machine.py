@@ -94,3 +94,13 @@ def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_hubs_folder(environment: dict[str, str], folder: str) -> None:
     assert hub_cache(environment) == Path(folder)
+
+
+def test_a_cache_that_may_not_be_looked_at_has_no_known_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refused)
+    assert gather().cache_free is None
