@@ -27,7 +27,8 @@ from flowspec.core.run.limits import CONTIGUOUS, TREE_ROWS
 from flowspec.errors import BrokerError, ClusterError, ConfigError, FlowSpecError
 from flowspec.model.drafters.sources import open_models
 from flowspec.model.weights.directory import layer_ranges, local_path
-from flowspec.model.weights.precision import AUTO, check_device, check_dtype, check_installed
+from flowspec.model.weights.precision import AUTO, check_built_for, check_device, check_dtype
+from flowspec.model.weights.same_tokenizer import check_pieces
 from flowspec.observe import NOTE
 from flowspec.plan.cluster_file import check_ranges, ranges_text
 from flowspec.plan.fit import gib
@@ -126,8 +127,9 @@ class Setup:
                 f"{TREE_ROWS} that every job needs for its tree, by those of its text"
             )
         for device in (*self.places.device.split(), self.places.draft_device):
-            check_installed(device)
+            check_built_for(device)
         target, middles = open_models(self.target, self.draft, self.middles)
+        check_pieces(target.path)
         if self.layers is None:
             layer_ranges(target.layers, self.stages, surplus=self.emulated is not None)
         else:

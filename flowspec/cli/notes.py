@@ -42,15 +42,15 @@ def waits(client: Client) -> None:
 
 
 def cut(asked: int, workers: Mapping[str, Mapping[str, Any]]) -> None:
-    """A note if an answer of ``asked`` tokens does not fit into the context that ``workers`` name.
+    """A note if the context that ``workers`` name has no room for an answer of ``asked`` tokens.
 
-    Of a pipeline whose draft worker is not there nobody knows it.
+    Without a draft worker the context is unknown, and nothing is said.
     """
     most = workers.get(role_of(DRAFT), {}).get(CONTEXT)
     if isinstance(most, int) and asked >= most:
         note(
-            f"the answer is cut before {asked} tokens: prompt and answer have {most} together, "
-            "the pipeline's context"
+            f"the answer has fewer than {asked} tokens: the pipeline's context is {most}, prompt "
+            "and answer together"
         )
 
 

@@ -85,6 +85,7 @@ def _wait_until_up(process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + READY_SECONDS + _STOP_SECONDS
     with log.open(encoding="utf-8", errors="replace") as lines:
         while running() is None:
+            _pass_on(lines)
             if process.poll() is not None:
                 said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
                 raise ClusterError(
@@ -92,7 +93,6 @@ def _wait_until_up(process: subprocess.Popen[bytes], log: Path) -> None:
                 )
             if time.monotonic() > deadline:
                 raise ClusterError(f"the pipeline did not serve within {READY_SECONDS:g} s")
-            _pass_on(lines)
             time.sleep(0.1)
         _pass_on(lines)
 

@@ -119,7 +119,7 @@ def _verdict(proof: Proof) -> str:
 
 def _lines(proof: Proof, draft: str) -> Iterator[tuple[str, str]]:
     for number, facts in enumerate(proof.facts, 1):
-        yield f"stage {number}", placed(facts) or "emulated"
+        yield f"stage {number}", str(placed(facts))
     rows = proof.rows
     yield (
         "a small copy",

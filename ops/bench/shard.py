@@ -43,7 +43,7 @@ from flowspec.model.kernels import served
 from flowspec.model.layers.placing import Placing
 from flowspec.model.weights.directory import ModelDirectory, default_pair, open_directory
 from flowspec.model.weights.precision import PRECISIONS
-from ops.bench import held_out, kernel_times, lone_rows
+from ops.bench import kernel_times, lone_rows, text_loss
 from ops.bench.arguments import count
 from ops.bench.shard_model import LINEARS, linears_of, write_model
 from ops.bench.shard_process import Loaded, ShardProcess
@@ -91,15 +91,15 @@ def losses(
     directory: ModelDirectory, precisions: Sequence[str], files: Sequence[Path]
 ) -> tuple[list[int], dict[str, list[tuple[float, float]]]]:
     """Tokens predicted of every file, and the mean nats by precision: ours and the library's."""
-    texts = [held_out.pieces(directory, file, MOST_TOKENS) for file in files]
+    texts = [text_loss.pieces(directory, file, MOST_TOKENS) for file in files]
     found = {}
     for precision in precisions:
         _say(f"perplexity in {precision}")
-        block = held_out.load_target(directory, Placing(precision))
-        ours = [held_out.loss(block, its) for its in texts]
+        block = text_loss.load_target(directory, Placing(precision))
+        ours = [text_loss.loss(block, its) for its in texts]
         del block
-        library = held_out.load_library(directory, precision)
-        theirs = [held_out.library_loss(library, its) for its in texts]
+        library = text_loss.load_library(directory, precision)
+        theirs = [text_loss.library_loss(library, its) for its in texts]
         found[precision] = list(zip(ours, theirs, strict=True))
     return [sum(len(piece) - 1 for piece in its) for its in texts], found
 
@@ -140,7 +140,7 @@ def shard_page(given: argparse.Namespace, folder: Path) -> Iterator[str]:
         f"the layers and the LM head, one torch thread, median of {given.rounds}. *Peak over "
         "weights*: resident memory at its highest while loading, above that after imports, over "
         f"the weights' bytes. *Perplexity*: of {target.path.name}, without chat template, in "
-        f"pieces of {held_out.CONTEXT} tokens, and by the library's own layers with the same "
+        f"pieces of {text_loss.CONTEXT} tokens, and by the library's own layers with the same "
         "quantised values: "
         + "; ".join(
             f"{file}, {tokens} tokens" for file, tokens in zip(given.text, counts, strict=True)
@@ -178,7 +178,7 @@ class WholeHead(Placing):
 def head_page(given: argparse.Namespace) -> Iterator[str]:
     """The table of heads with its explanation."""
     target = open_directory(given.target)
-    texts = [held_out.pieces(target, file, MOST_TOKENS) for file in given.text]
+    texts = [text_loss.pieces(target, file, MOST_TOKENS) for file in given.text]
     counts = [sum(len(piece) - 1 for piece in its) for its in texts]
     names = [
         f"{file.stem}, {tokens} tokens" for file, tokens in zip(given.text, counts, strict=True)
@@ -194,8 +194,8 @@ def head_page(given: argparse.Namespace) -> Iterator[str]:
         if not PRECISIONS[precision].quantised:
             continue
         _say(f"perplexity in {precision}")
-        blocks = [held_out.load_target(target, kind(precision)) for kind in (Placing, WholeHead)]
-        more = [held_out.loss(blocks[0], its) - held_out.loss(blocks[1], its) for its in texts]
+        blocks = [text_loss.load_target(target, kind(precision)) for kind in (Placing, WholeHead)]
+        more = [text_loss.loss(blocks[0], its) - text_loss.loss(blocks[1], its) for its in texts]
         every = sum(nats * tokens for nats, tokens in zip(more, counts, strict=True)) / sum(counts)
         cells = (f"{math.expm1(nats) * 100:+.2f}%" for nats in (*more, every))
         yield f"| {precision} | {Placing(precision).head} | {' | '.join(cells)} |"

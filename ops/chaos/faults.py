@@ -46,8 +46,9 @@ TAKES_DATA = {
 }
 
 
-#: Faults of pipelines whose rows do not go through the broker.
+#: Faults of pipelines whose rows go from worker to worker, and of those whose rows do not.
 OF_STRAIGHT = {"inbox killed", "inbox halted"}
+OF_BROKER = {"rows of no numbers"}
 
 
 def fault(name: str) -> Callable[[Fault], Fault]:
@@ -219,16 +220,20 @@ def _full(pipeline: Pipeline, luck: random.Random) -> None:
 
 @fault("broker that cannot save")
 def _cannot_save(pipeline: Pipeline, luck: random.Random) -> None:
-    """A folder is where its file should be. It takes no writes until it need not save any more."""
+    """A folder takes the place of its file; it refuses writes as long as it has to save."""
     broker = pipeline.broker
     names = [broker.config_get(name)[name] for name in ("dir", "dbfilename")]
     before = broker.config_get("save")["save"]
     Path(*names).mkdir()
-    broker.config_set("save", "3600 1")
-    broker.bgsave()
-    time.sleep(luck.choice((1.0, 8.0)))
-    pipeline.patiently(lambda: broker.config_set("save", before))
-    Path(*names).rmdir()
+    try:
+        broker.config_set("save", "3600 1")
+        until(lambda: broker.bgsave(), "the broker does not save")
+        failed = "rdb_last_bgsave_status"
+        until(lambda: broker.info("persistence")[failed] == "err", "the broker has saved")
+        time.sleep(luck.choice((1.0, 8.0)))
+    finally:
+        pipeline.patiently(lambda: broker.config_set("save", before))
+        Path(*names).rmdir()
 
 
 @fault("broker demoted")

@@ -143,9 +143,9 @@ class Pipeline:
         """The server of each worker's own inbox, by role."""
         found = {}
         for role, pid in self.pids().items():
-            with suppress(OSError):  # it has just ended
-                for children in Path(f"/proc/{pid}/task").glob("*/children"):
-                    for child in children.read_bytes().decode().split():
+            for children in Path(f"/proc/{pid}/task").glob("*/children"):
+                for child in children.read_bytes().decode().split():
+                    with suppress(OSError):  # it has just ended
                         if b"-server" in Path(f"/proc/{child}/cmdline").read_bytes():
                             found[role] = int(child)
         return found
@@ -229,10 +229,13 @@ class Pipeline:
             time.sleep(0.05)
 
     def lasting_keys(self) -> set[str]:
-        """Keys without a lifetime but empty streams, each number in them written as N."""
+        """Keys without a lifetime except empty streams of rows, each number in them written as N.
+
+        Beside straight rows such a stream is there once an inbox has been lost.
+        """
         broker = self.broker
         keys = [key for key in broker.scan_iter("*") if broker.ttl(key) == -1]
-        empty = {key for key in keys if broker.type(key) == b"stream" and not broker.xlen(key)}
+        empty = {key for key in broker.scan_iter(f"{TAG}:rows:*") if not broker.xlen(key)}
         return {re.sub(r"\d+", "N", key.decode()) for key in keys if key not in empty}
 
     def processes(self) -> list[int]:

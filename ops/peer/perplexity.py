@@ -24,7 +24,7 @@ from flowspec.model.layers.block import LayerBlock
 from flowspec.model.layers.placing import Placing
 from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import ModelDirectory, open_directory
-from ops.bench.held_out import CONTEXT, load_target, loss
+from ops.bench.text_loss import CONTEXT, load_target, loss
 from ops.parser import Parser
 from ops.peer.install import DEFAULT_FOLDER, Peer, version
 from ops.peer.llama import Llama

@@ -17,6 +17,7 @@ from flowspec.model.drafters.eagle3_layout import default_taps
 from flowspec.model.layers.architecture import library_model
 from flowspec.model.layers.placing import choose_precision
 from flowspec.model.weights.directory import ModelDirectory, open_directory
+from flowspec.model.weights.precision import declared
 from ops.parser import Parser
 
 #: Factor of the weight of each further unrolled step.
@@ -50,16 +51,17 @@ class Seen:
 class Teacher:
     """The target, frozen: its rows in float32, and its embedding and LM head.
 
-    It computes in bfloat16 on CUDA, and on a CPU whose bfloat16 is fast if its config declares it.
+    It computes in bfloat16 on CUDA, and on a CPU that has instructions for it if that is what the
+    config declares.
     """
 
     def __init__(self, folder: Path, device: str) -> None:
         directory = open_directory(str(folder))
-        narrow = (
-            device == "cuda" or choose_precision("auto", device, directory.config) == "bfloat16"
+        plain = {"dtype": "bfloat16" if device == "cuda" else declared(directory.config)}
+        narrow = choose_precision("auto", device, plain) == "bfloat16"
+        self.model: Any = library_model(directory, torch.bfloat16 if narrow else torch.float32).to(
+            device
         )
-        dtype = torch.bfloat16 if narrow else torch.float32
-        self.model: Any = library_model(directory, dtype).to(device)
         self.model.requires_grad_(False)
         self.embedding = self.model.get_input_embeddings().weight.float()
         self.lm_head = self.model.get_output_embeddings().weight.float()
@@ -113,7 +115,7 @@ def drawn(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
     if sampled.any():
         below = (logits[sampled] / temperatures[sampled][:, None]).softmax(-1).cumsum(-1)
         # Torch's multinomial draws a number per token of the vocabulary: a sixth of a pass.
-        at = torch.rand(len(below), 1, device=logits.device) * below[:, -1:]
+        at = (1 - torch.rand(len(below), 1, device=logits.device)) * below[:, -1:]
         best[sampled] = torch.searchsorted(below, at)[:, 0]
     return best
 

@@ -46,7 +46,7 @@ def test_an_answer_that_does_not_fit_is_told_before_it_is_cut(
     cut(5000, workers)
     said = capsys.readouterr().err
     assert said.startswith(
-        "note: the answer is cut before 5000 tokens: prompt and answer have 1024"
+        "note: the answer has fewer than 5000 tokens: the pipeline's context is 1024"
     )
 
 

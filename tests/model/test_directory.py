@@ -16,10 +16,12 @@ from tokenizers import Tokenizer
 from tokenizers.models import Unigram
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from flowspec.cluster import Setup
 from flowspec.errors import ModelError
 from flowspec.model.weights.directory import (
     ModelDirectory,
     check_pair,
+    default_pair,
     fetch_weights,
     layer_range,
     layer_ranges,
@@ -259,12 +261,15 @@ def test_a_tokenizer_of_pieces_names_the_package_that_reads_it(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     target, draft = pair
-    (draft / "tokenizer.json").rename(draft / "tokenizer.model")
+    copied = draft.parent / "copied"
+    shutil.copytree(default_pair()[0], copied)
+    for folder in (draft, copied):
+        (folder / "tokenizer.json").rename(folder / "tokenizer.model")
     monkeypatch.setattr("flowspec.model.weights.same_tokenizer.find_spec", lambda name: None)
     with pytest.raises(ModelError, match="takes the package sentencepiece: pip install sentencep"):
         check_pair(open_directory(str(target)), open_directory(str(draft)))
     with pytest.raises(ModelError, match="takes the package sentencepiece: pip install sentencep"):
-        open_directory(str(draft)).check_tokenizer()
+        Setup(str(copied), "ngram", 1).check()
     assert capfd.readouterr() == ("", "")
 
 

@@ -13,11 +13,12 @@ from torch.nn.functional import linear
 
 from flowspec.errors import ModelError
 from flowspec.model.drafters.eagle3_layout import read_layout
+from flowspec.model.layers import placing
 from flowspec.model.weights.directory import default_pair, open_directory
 from ops.train import answers as script
 from ops.train import head
 from ops.train.answers import Answers, Writer, WrittenText
-from ops.train.teaching import Teacher
+from ops.train.teaching import Teacher, drawn
 from tests.model.families import FAMILIES, save
 
 TAPS = (1, 3, 5)
@@ -55,6 +56,31 @@ def test_a_text_is_the_same_beside_others_and_alone(teacher: Teacher) -> None:
         assert torch.allclose(rows.float(), alone, rtol=0.01, atol=1e-4)
         choice = linear(features[0], teacher.lm_head).argmax(-1)
         assert torch.equal(best[count - 1 :], choice[count - 1 :])
+
+
+def test_a_target_in_bfloat16_writes_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "cpu_flags", lambda: {"avx512_bf16"})
+    folder = save(FAMILIES["llama"], tmp_path)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    text = json.dumps({**config, "dtype": "bfloat16"})
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    teacher = Teacher(folder, "cpu")
+    assert teacher.model.dtype == torch.bfloat16
+    found = [*writer(teacher).write(WrittenText(list(prompt), 1.0) for prompt in prompts(4))]
+    assert len(found) == 4
+    for tokens, rows in found:
+        features, tapped = teacher.rows(tokens[None, :, 0].long(), TAPS)
+        alone = torch.cat((tapped, features), dim=-1)[0]
+        assert torch.allclose(rows.float(), alone, rtol=0.1, atol=0.1)
+
+
+def test_tokens_are_drawn_by_their_shares() -> None:
+    torch.manual_seed(0)
+    logits = torch.tensor([-torch.inf, 0.0, 1.0, 2.0, -torch.inf]).repeat(40_000, 1)
+    shares = torch.bincount(drawn(logits, torch.ones(len(logits))), minlength=5) / len(logits)
+    assert torch.allclose(shares, logits[0].softmax(-1), atol=0.01)
+    assert shares[0] == shares[4] == 0.0
+    assert drawn(logits[:2], torch.zeros(2)).tolist() == [3, 3]
 
 
 def test_an_answer_ends_with_its_end_token(teacher: Teacher) -> None:

@@ -7,7 +7,7 @@ import pytest
 from ops.chaos import __main__ as chaos
 from ops.chaos import oracle
 from ops.chaos.__main__ import report
-from ops.chaos.faults import FAULTS, TAKES_DATA
+from ops.chaos.faults import FAULTS, OF_BROKER, OF_STRAIGHT, TAKES_DATA
 from ops.chaos.oracle import problem_of
 from ops.chaos.pipeline import TOKENS, JobText, SentJob
 
@@ -40,7 +40,7 @@ def test_what_a_user_must_not_see_is_a_problem(found: SentJob, lost: bool, probl
 
 
 def test_the_faults_that_take_data_are_faults() -> None:
-    assert FAULTS.keys() > TAKES_DATA
+    assert FAULTS.keys() > TAKES_DATA | OF_STRAIGHT | OF_BROKER
 
 
 @pytest.mark.live
@@ -69,4 +69,5 @@ def test_a_role_that_collects_open_files_is_seen() -> None:
 @pytest.mark.live
 @pytest.mark.parametrize(("seed", "faults"), [(200, "killed"), (201, "broker"), (202, "entry")])
 def test_a_pipeline_of_the_gate_serves_on(seed: int, faults: str) -> None:
+    """Of the first with a middle model, of the second with straight rows."""
     assert chaos.run(seed, 3, faults).problems == []

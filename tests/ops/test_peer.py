@@ -22,8 +22,8 @@ from flowspec.errors import ClusterError, ConfigError
 from flowspec.model.layers.placing import Placing
 from flowspec.model.weights.directory import default_pair, open_directory
 from ops.bench import peer as program
-from ops.bench.held_out import CONTEXT, load_library, load_target
 from ops.bench.peer import PROMPTS, QUIET
+from ops.bench.text_loss import CONTEXT, load_library, load_target
 from ops.peer.duration import Extent
 from ops.peer.install import Peer
 from ops.peer.llama import DraftOptions, Llama, LlamaRun

@@ -15,7 +15,7 @@ from flowspec.model.kernels import KERNELS
 from flowspec.model.layers.block import LayerBlock
 from flowspec.model.layers.placing import Placing
 from flowspec.model.weights.directory import ModelDirectory, default_pair, open_directory
-from ops.bench import held_out, kernel_times, lone_rows
+from ops.bench import kernel_times, lone_rows, text_loss
 from ops.bench import shard as program
 from ops.bench.kernel_times import LayerLinears
 from ops.bench.shard import MeasuredShard
@@ -113,17 +113,17 @@ def test_the_program_measures_every_precision(
 
 
 def test_the_loss_is_the_librarys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(held_out, "CONTEXT", 20)
-    monkeypatch.setattr(held_out, "PASS_ROWS", 8)
+    monkeypatch.setattr(text_loss, "CONTEXT", 20)
+    monkeypatch.setattr(text_loss, "PASS_ROWS", 8)
     file = tmp_path / "text.jsonl"
     file.write_text(f'{{"prompt": {TEXT!r}}}\n'.replace("'", '"') * 3)
     directory = open_directory(default_pair()[0])
-    pieces = held_out.pieces(directory, file, 45)
+    pieces = text_loss.pieces(directory, file, 45)
     one = len(pieces) // 2
     assert pieces[:one] == pieces[one:], "the third prompt is beyond the limit"
     assert {len(piece) for piece in pieces[: one - 1]} == {20}
-    nats = held_out.loss(held_out.load_target(directory, Placing("float32")), pieces)
-    library = held_out.library_loss(held_out.load_library(directory, "float32"), pieces)
+    nats = text_loss.loss(text_loss.load_target(directory, Placing("float32")), pieces)
+    library = text_loss.library_loss(text_loss.load_library(directory, "float32"), pieces)
     count = sum(map(len, pieces)) - len(pieces)
     whole = AutoModelForCausalLM.from_pretrained(default_pair()[0], dtype=torch.float32)
     with torch.inference_mode():

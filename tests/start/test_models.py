@@ -33,7 +33,7 @@ def test_a_drafter_that_only_the_schedulers_machine_has_is_told_as_one() -> None
     target = open_directory(default_pair()[0])
     given = Namespace(target=None, draft=None)
     record = {"draft": "models/head+ngram", "draft_fingerprint": ""}
-    with pytest.raises(ModelError, match=r"head.*; .* say by --draft where it is on this machine"):
+    with pytest.raises(ModelError, match=r"say by --draft \(all drafts, joined as there\) where"):
         draft._load_models(refuse, given, record)
     taps = Taps("models/head", "", (0,), 1)
     with pytest.raises(ModelError, match=r"head.*; .* say by --draft where it is on this machine"):

@@ -399,7 +399,6 @@ def test_rows_that_came_while_nobody_read_are_removed_by_the_next_reader(
     stage = rig.link(S1)
     assert client.xlen(Keys().rows(S1)) == 1
     stage.read(0.0)
-    stage.read(0.0)
     assert client.xlen(Keys().rows(S1)) == 0
 
 

@@ -16,7 +16,7 @@ from flowspec.errors import ModelError, unusable
 from flowspec.model.weights import formats, gguf
 from flowspec.model.weights.gguf_metadata import GGUF_INDEX
 from flowspec.model.weights.manifest import Manifest, read_manifest
-from flowspec.model.weights.same_tokenizer import check_pieces, difference
+from flowspec.model.weights.same_tokenizer import difference
 from flowspec.model.weights.tensor_files import TensorEntry, read_header
 from flowspec.model.weights.value_digests import digest_of, group_digests, group_of, of_prefixes
 
@@ -276,7 +276,7 @@ class ModelDirectory:
         return digest_of([self.identity, json.dumps(self.values(), sort_keys=True)])
 
     def check_tokenizer(self) -> None:
-        """ModelError if there is no tokenizer, or none that the installed packages read."""
+        """ModelError if there is no tokenizer."""
         if not any(map(self.has, TOKENIZERS)):
             raise ModelError(
                 f"{self.path} has no tokenizer.json and no tokenizer.model: it has no tokenizer; "
@@ -288,7 +288,6 @@ class ModelDirectory:
                     "into it"
                 )
             )
-        check_pieces(self.path)
 
 
 def open_directory(name: str) -> ModelDirectory:

@@ -124,13 +124,12 @@ def check_device(name: str) -> str:
     return name
 
 
-def check_installed(name: str) -> None:
-    """ConfigError if the torch that is installed is built without the device; imports no torch."""
-    torch = version("torch")
-    if name.startswith("cuda") and torch.endswith("+cpu"):
+def check_built_for(name: str) -> None:
+    """ConfigError if the installed torch is built without the device ``name``; imports no torch."""
+    if name.startswith("cuda") and (torch := version("torch")).endswith("+cpu"):
         raise ConfigError(
-            f"device {name} is not here: torch {torch} is built without CUDA; use --device cpu, or "
-            "install a CUDA build of torch"
+            f"device {name} is not here: torch {torch} is built without CUDA; use cpu, or install "
+            "a CUDA build of torch"
         )
 
 

@@ -57,8 +57,8 @@ class LogReader:
 
     They are its log and its rows, and submissions for the draft worker. Malformed entries are
     skipped; a line on each goes into the caller's ``refused``. ``commands``: builds the trims. What
-    has been read is needed by nobody: a worker that takes over begins behind it, and ends the runs
-    of its predecessor, which then removes nothing any more.
+    has been read, or came before, is needed by nobody: a worker that takes over begins behind it,
+    and ends the runs of its predecessor, which then removes nothing any more.
     """
 
     def __init__(
