@@ -81,7 +81,8 @@ def run(
         )
         possible = sorted(names - (OF_BROKER if pipeline.straight else OF_STRAIGHT))
         try:
-            pipeline.wait([pipeline.submit(next(iter(wanted)), "flowspec")])
+            first = next(iter(wanted))  # by all roles: each has its log then
+            pipeline.wait([pipeline.submit(first, name) for name in ("flowspec", "pipespec")])
             keys, files = pipeline.lasting_keys(), pipeline.open_files()
             for at in range(faults):
                 name = luck.choice(possible)
