@@ -36,11 +36,14 @@ SAMPLINGS = st.builds(
 )
 
 
+BY_DEFINITION = sampling_rows._by_definition
+
+
 @pytest.fixture(autouse=True, scope="module")
-def nothing_is_small() -> Iterator[None]:
-    """Few tokens are drawn from as many are: the definition is what that is compared with."""
+def never_by_definition() -> Iterator[None]:
+    """Few tokens are chosen from as many are on a GPU: the definition is what is compared with."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling_rows, "SMALL_VOCABULARY", 0)
+        patch.setattr(sampling_rows, "_by_definition", lambda *_: False)
         yield
 
 
@@ -102,17 +105,20 @@ def test_every_row_gets_the_coupled_draft_of_the_definition(
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
-def test_a_small_vocabulary_is_drawn_from_as_the_definition_does(
+def test_the_definition_itself_chooses_where_it_is_faster(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     logits = random_logits("normal", 3, 50, 7).to(dtype)
     sampling = Sampling(0.7, seed=9)
     expected = chosen_one_by_one(logits, sampling, [4, 4, 5])
     drafts = perturbed_rows(logits, sampling, [4, 4, 5], 6)
-    monkeypatch.setattr(sampling_rows, "SMALL_VOCABULARY", 50)
+    monkeypatch.setattr(sampling_rows, "_by_definition", BY_DEFINITION)
     monkeypatch.setattr(sampling_rows, "LogitRows", None)
     assert choose_rows(logits, sampling, [4, 4, 5]) == expected
     assert perturbed_rows(logits, sampling, [4, 4, 5], 6) == drafts
+    many = random_logits("tied", 3, 2 * sampling_rows.SMALL_VOCABULARY, 7).to(dtype)
+    best = tuple(many.double().numpy().argmax(1).tolist())
+    assert choose_rows(many, Sampling(), [4, 4, 5]) == best
 
 
 @settings(max_examples=examples(300), deadline=None)

@@ -37,8 +37,8 @@ def bias_of(mask: npt.NDArray[np.bool_], shared: int, device: torch.device) -> t
     one key head, which are rows of one product.
     """
     rows, slots = mask.shape
-    bias = np.zeros((shared, rows, slots))
-    bias[:, ~mask] = -np.inf
+    bias = np.empty((shared, rows, slots))
+    bias[:] = np.where(mask, 0.0, -np.inf)
     whole = torch.from_numpy(bias.reshape(1, 1, shared * rows, slots))
     return whole.to(wide_type(device)).to(device)
 

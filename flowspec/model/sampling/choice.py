@@ -48,7 +48,7 @@ def choose_rows(
     logits: torch.Tensor, sampling: Sampling, indices: Sequence[int]
 ) -> tuple[int, ...]:
     """``choose`` for every row of ``logits``, ``[rows, vocabulary]``, at its own index."""
-    table = None if _small(logits, sampling) else LogitRows(logits)
+    table = None if _by_definition(logits, sampling) else LogitRows(logits)
     if table is None or not _comparable(table, sampling):
         rows = zip(on_host(logits), indices, strict=True)
         return tuple(choose(row, sampling, index) for row, index in rows)
@@ -82,7 +82,7 @@ def perturbed_rows(
     logits: torch.Tensor, sampling: Sampling, indices: Sequence[int], count: int
 ) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
     """``perturbed`` for every row of ``logits``, ``[rows, vocabulary]``, at its own index."""
-    table = None if _small(logits, sampling) else LogitRows(logits)
+    table = None if _by_definition(logits, sampling) else LogitRows(logits)
     if table is None or not _comparable(table, sampling):
         rows = zip(on_host(logits), indices, strict=True)
         return [perturbed(row, sampling, index, count) for row, index in rows]
@@ -123,10 +123,14 @@ def top_logprobs(
     ]
 
 
-def _small(logits: torch.Tensor, sampling: Sampling) -> bool:
-    """Whether the definition itself, which draws from the whole vocabulary, is the faster one."""
-    drawn = sampling.temperature > 0 and not _truncated(sampling)
-    return drawn and logits.shape[-1] <= SMALL_VOCABULARY
+def _by_definition(logits: torch.Tensor, sampling: Sampling) -> bool:
+    """Whether the definition itself, which reads the whole vocabulary, is the faster one.
+
+    On the host it is for the best token: of 49,152 that takes 14 us, and 94 by its blocks.
+    """
+    if sampling.temperature == 0:
+        return logits.device.type == "cpu"
+    return not _truncated(sampling) and logits.shape[-1] <= SMALL_VOCABULARY
 
 
 def _truncated(sampling: Sampling) -> bool:
