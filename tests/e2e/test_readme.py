@@ -20,7 +20,7 @@ from flowspec.model.reference import Reference
 from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import open_directory
 from flowspec.transport.connections.server import PrivateBroker
-from tests.e2e.conftest import MODEL, Clusters, surroundings
+from tests.e2e.conftest import MODEL, Clusters, redis_cli, surroundings
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text()
@@ -149,10 +149,13 @@ def test_the_commands_of_a_block_run(first: str, place: Path) -> None:
 @pytest.mark.gate
 @pytest.mark.live
 def test_a_pipeline_is_used_as_the_readme_does(place: Path) -> None:
+    """And its broker is asked by hand as ``up`` says."""
     up, status, submit, watch, cancel, down = block_with("flowspec up")
-    said = shell(up, place)
+    said = shell(f"exec 2>&1; {up}", place)
     try:
         assert "export FLOWSPEC_REDIS_URL=" in said
+        (by_hand,) = re.findall(r"^redis-cli: (.+)$", said, re.MULTILINE)
+        assert shell(f"{by_hand.replace('redis-cli', redis_cli())} PING", place) == "PONG\n"
         assert "verify" in shell(status, place)
         job = shell(submit, place).strip()
         assert len(shell(watch.replace("JOB", job), place)) > 40

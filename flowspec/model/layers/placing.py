@@ -11,7 +11,14 @@ import torch
 from flowspec.errors import ConfigError
 from flowspec.model.kernels import kernels_for, served
 from flowspec.model.kernels.cpu import cpu_flags
-from flowspec.model.weights.precision import AUTO, PRECISIONS, check_device, check_dtype, declared
+from flowspec.model.weights.precision import (
+    AUTO,
+    PRECISIONS,
+    check_built_for,
+    check_device,
+    check_dtype,
+    declared,
+)
 
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
@@ -82,12 +89,12 @@ def choose_device(name: str) -> torch.device:
         if torch.cuda.is_available():
             return torch.device("cuda", 0)
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    check_built_for(name)
     kind, _, number = name.partition(":")
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"device {name} is not here: torch {torch.__version__} sees "
-            f"{torch.cuda.device_count()} CUDA devices; use --device cpu, "
-            "or install a CUDA build of torch"
+            f"{torch.cuda.device_count()} CUDA devices; use --device cpu"
         )
     if kind == "mps" and not torch.backends.mps.is_available():
         raise ConfigError(f"device {name} is not here; use --device cpu")

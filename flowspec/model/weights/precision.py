@@ -128,8 +128,8 @@ def check_built_for(name: str) -> None:
     """ConfigError if the installed torch is built without the device ``name``; imports no torch."""
     if name.startswith("cuda") and (torch := version("torch")).endswith("+cpu"):
         raise ConfigError(
-            f"device {name} is not here: torch {torch} is built without CUDA; use cpu, or install "
-            "a CUDA build of torch"
+            f"device {name} is not here: torch {torch} is built without CUDA; use --device cpu, "
+            "or install a CUDA build of torch"
         )
 
 

@@ -258,7 +258,9 @@ def sentence(text: str) -> str:
 
 def described(row: ReportRow) -> list[tuple[str, str]]:
     """A row as names and values."""
-    shown = [(name, show(row)) for name, show in _COLUMNS.items()]
+    speed = row.tokens_per_second
+    absent = " (95%)" if speed is None or speed.low is None else ""
+    shown = [(name.removesuffix(absent), show(row)) for name, show in _COLUMNS.items()]
     return [*shown, ("tokens by draft", _drafts(row))] if row.drafts else shown
 
 

@@ -200,6 +200,13 @@ def test_a_row_says_how_many_tokens_every_draft_was_used_for() -> None:
     )
 
 
+def test_a_row_announces_an_interval_where_it_has_one() -> None:
+    named = dict(described(row(tokens_per_second=Estimate(5.0))))
+    assert named["tokens/s"] == "5.00"
+    named = dict(described(row(tokens_per_second=Estimate(5.0, 4.0, 6.0))))
+    assert named["tokens/s (95%)"] == "5.00 (4.00 to 6.00)"
+
+
 def test_drafts_are_named_below_the_table_where_there_was_a_choice() -> None:
     auto = row("auto", source="slm:head", drafts={"slm": 30, "head": 12})
     lines = markdown(BenchReport(HEADER, (row(), auto, replace(auto, stages=8)))).splitlines()

@@ -132,19 +132,19 @@ def _way(entries: Mapping[str, str] | None, link: LinkShape) -> Way:
 
 def _text(place: str, value: object) -> str:
     if not isinstance(value, str):
-        raise ConfigError(f"{place} is {shown(value)}; expected text")
+        raise ConfigError(f"{place} is {_written(value)}; expected text")
     return value
 
 
 def _whole(place: str, value: object) -> int:
     if type(value) is not int:
-        raise ConfigError(f"{place} is {shown(value)}; expected a whole number")
+        raise ConfigError(f"{place} is {_written(value)}; expected a whole number")
     return value
 
 
 def _number(place: str, value: object) -> float:
     if type(value) is not int and type(value) is not float:
-        raise ConfigError(f"{place} is {shown(value)}; expected a number")
+        raise ConfigError(f"{place} is {_written(value)}; expected a number")
     return float(value)
 
 
@@ -152,7 +152,7 @@ def _milliseconds(place: str, value: object) -> float:
     """``value`` in seconds."""
     found = _number(place, value)
     if not 0 <= found < 1e6:
-        raise ConfigError(f"{place} is {shown(value)}; expected 0 to below 1000000")
+        raise ConfigError(f"{place} is {_written(value)}; expected 0 to below 1000000")
     return found / 1e3
 
 
@@ -160,7 +160,7 @@ def _bandwidth(place: str, value: object) -> float:
     """Megabits in bytes, each per second."""
     found = _number(place, value)
     if not found > 0:
-        raise ConfigError(f"{place} is {shown(value)}; expected a number above 0")
+        raise ConfigError(f"{place} is {_written(value)}; expected a number above 0")
     return found * _MEGABIT
 
 
@@ -184,3 +184,8 @@ def _times(place: str, points: Mapping[str, float]) -> Times:
             "expected milliseconds by rows, with items like 1 = 2.0, 16 = 2.2: "
             "rows from 1 on, times above 0 that never fall as rows rise"
         ) from None
+
+
+def _written(value: object) -> str:
+    """``value`` as it stands in the file."""
+    return str(value).lower() if isinstance(value, bool) else shown(value)
