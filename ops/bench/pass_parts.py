@@ -5,9 +5,9 @@
 The executor of a one-stage pipeline runs passes of tree rows over a context of 64 rows. Every
 linear layer, norm, activation and attention call reads the clock before and after; a part's time
 is without that of the parts inside it, and *library* is what is left of the layers: the library's
-Python, reshaping and additions. The product runs a shorter path, whose parts follow. CPU seconds
-of the thread, which other work on the machine changes little; medians over passes, one thread.
-Prints Markdown.
+Python, reshaping and additions. The product runs a shorter path, whose parts follow; passes come
+without a pause, but for one row of the table. CPU seconds of the thread, which other work on the
+machine changes little; medians over passes, one thread. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ from flowspec.model.weights.directory import open_directory
 from ops.bench.arguments import count, counts
 
 CONTEXT = 64
+#: Before a pass that counts as one after a pause, seconds.
+PAUSE = 0.012
 #: Parts of a pass in the order of the table: name, and what it is.
 PARTS = {
     "q, k, v, o": "linear layers of the attention",
@@ -216,7 +218,7 @@ def taken(
     """Median seconds by number of rows and part, by the library's layers.
 
     ``whole``: of a pass without clocks inside; ``short``: by the short path
-    (``model.layers.lean``), if the stage has one.
+    (``model.layers.lean``), if the stage has one; ``paused``: so, each after a pause.
     """
     passes = Passes(stage, vocabulary)
     short_path = stage.block.lean
@@ -224,6 +226,10 @@ def taken(
     for many in rows:
         passes.step(stage.run, many)
         short = [passes.step(stage.run, many) for _ in range(repeats)]
+        paused = []
+        for _ in range(repeats):
+            time.sleep(PAUSE)
+            paused.append(passes.step(stage.run, many))
         short_series = []
         compiled = short_path is not None and short_path.name == COMPILED
         for _ in range(repeats if compiled else 0):
@@ -244,6 +250,7 @@ def taken(
             **{part: statistics.median(one[part] for one in series) for part in PARTS},
             "whole": statistics.median(whole),
             "short": statistics.median(short),
+            "paused": statistics.median(paused),
             **{
                 f"short, {part}": statistics.median(one[part] for one in short_series)
                 for part in (SHORT if short_series else ())
@@ -262,10 +269,17 @@ def table(found: Mapping[tuple[str, int], Mapping[str, float]]) -> list[str]:
         lines.append(f"| {part} | {' | '.join(cells)} | {what} |")
     sums = [f"{sum(seconds[part] for part in PARTS) * 1e3:.1f}" for seconds in found.values()]
     lines.append(f"| sum | {' | '.join(sums)} | |")
-    whole = [f"{seconds['whole'] * 1e3:.1f}" for seconds in found.values()]
-    lines.append(f"| whole pass | {' | '.join(whole)} | without the clocks inside |")
-    short = [f"{seconds['short'] * 1e3:.1f}" for seconds in found.values()]
-    lines.append(f"| by the short path | {' | '.join(short)} | as the product runs it |")
+    wholes = {
+        "whole": ("whole pass", "without the clocks inside"),
+        "short": ("by the short path", "as the product runs it"),
+        "paused": (
+            f"after {PAUSE * 1e3:g} ms",
+            "the same, its weights and code no longer in caches",
+        ),
+    }
+    for key, (part, what) in wholes.items():
+        cells = [f"{seconds[key] * 1e3:.1f}" for seconds in found.values()]
+        lines.append(f"| {part} | {' | '.join(cells)} | {what} |")
     for part, what in SHORT.items():
         times = [seconds.get(f"short, {part}") for seconds in found.values()]
         cells = ["" if time is None else f"{time * 1e3:.2f}" for time in times]

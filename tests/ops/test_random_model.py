@@ -109,7 +109,7 @@ def test_every_part_of_a_pass_is_timed_and_the_library_left_as_it_was(tiny: Path
     stage = load_stage(directory, range(directory.layers))
     found = taken(stage, directory.vocabulary, [1, 4], 2)
     for seconds in found.values():
-        assert set(seconds) == {*PARTS, "whole", "short"}
+        assert set(seconds) == {*PARTS, "whole", "short", "paused"}
         assert min(seconds.values()) > 0
     sections = Sections()
     passes = Passes(stage, directory.vocabulary)
