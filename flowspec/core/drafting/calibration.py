@@ -17,7 +17,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flowspec.core.tree.tree import Expansion, Node
+from flowspec.core.tree.tree import Expansion
 
 #: Number of ranks told apart; the last stands for all further ranks.
 RANKS = 16
@@ -93,9 +93,8 @@ class Calibration:
         pick = operator.itemgetter(*best_first)
         return Expansion(pick(tokens), pick(logs), pick(cells), pick(values))
 
-    def observe(self, node: Node, token: int) -> None:
-        """The target chose ``token`` after ``node``."""
-        expansion = node.expansion
+    def observe(self, expansion: Expansion | None, token: int) -> None:
+        """The target chose ``token`` after the node of ``expansion``; None: it had none."""
         if expansion is None or not expansion.cells:
             return
         slopes: dict[int, float] = {}

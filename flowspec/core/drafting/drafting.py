@@ -313,7 +313,7 @@ class Drafting:
     def observe(self, tree: Tree, verdict: Verdict) -> None:
         """Give a verdict that has not been applied yet to the calibration."""
         for node, token in zip(verdict.accepted, verdict.tokens, strict=True):
-            self._calibration.observe(tree[node], token)
+            self._calibration.observe(tree[node].expansion, token)
 
     def commit(self, accepted: Sequence[Node], root: int, tree: Tree) -> None:
         """Make the nodes ``accepted``, the old root first, context, and ``root`` the root."""

@@ -35,14 +35,6 @@ def made(prior: Prior = GREEDY) -> Calibration:
     return Calibration(prior, coupled=prior is COUPLED)
 
 
-def watch(model: Calibration, expansion: Expansion, token: int) -> None:
-    """Observe that the target chose ``token`` after a node with ``expansion``."""
-    tree = Tree(0)
-    root = tree.plant(0, 0, -1)
-    tree.expand(root, expansion)
-    model.observe(tree[root], token)
-
-
 def shares(expansion: Expansion) -> dict[int, float]:
     return {
         token: math.exp(value)
@@ -56,7 +48,7 @@ def test_values_are_logs_of_shares_best_first(
 ) -> None:
     model = made(PRIORS[prior])
     for token in seen:
-        watch(model, model.expansion(range(len(values)), values), token)
+        model.observe(model.expansion(range(len(values)), values), token)
     expansion = model.expansion(range(len(values)), values)
     assert sorted(expansion.tokens) == list(range(len(values)))
     assert list(expansion.values) == sorted(expansion.values, reverse=True)
@@ -85,7 +77,7 @@ def test_what_was_right_gains_and_what_was_wrong_loses(prior: str) -> None:
     model = made(PRIORS[prior])
     before = shares(model.expansion([1, 2, 3], [0.0, -1.0, -2.0]))
     for _ in range(20):
-        watch(model, model.expansion([1, 2, 3], [0.0, -1.0, -2.0]), 2)
+        model.observe(model.expansion([1, 2, 3], [0.0, -1.0, -2.0]), 2)
     after = shares(model.expansion([1, 2, 3], [0.0, -1.0, -2.0]))
     assert after[2] > before[2]
     assert after[1] < before[1]
@@ -95,7 +87,7 @@ def test_a_miss_lowers_every_candidate() -> None:
     model = made()
     before = shares(model.expansion([1, 2], [-0.5, -1.5]))
     for _ in range(20):
-        watch(model, model.expansion([1, 2], [-0.5, -1.5]), OUTSIDE)
+        model.observe(model.expansion([1, 2], [-0.5, -1.5]), OUTSIDE)
     after = shares(model.expansion([1, 2], [-0.5, -1.5]))
     assert all(after[token] < before[token] for token in (1, 2))
 
@@ -110,7 +102,7 @@ def test_shares_converge_on_how_often_such_candidates_are_right(
     for _ in range(1500):
         draw = rng.random()
         token = 1 if draw < hits else 2 if draw < hits + (1 - hits) / 2 else OUTSIDE
-        watch(model, model.expansion([1, 2], [-0.4, -1.6]), token)
+        model.observe(model.expansion([1, 2], [-0.4, -1.6]), token)
     found = shares(model.expansion([1, 2], [-0.4, -1.6]))
     assert found[1] == pytest.approx(expected, abs=0.08)
     assert found[2] == pytest.approx((1 - expected) / 2, abs=0.08)
@@ -121,8 +113,8 @@ def test_confidence_is_told_from_its_lack() -> None:
     model = made()
     clear, narrow = [-0.1, -3.0], [-0.7, -0.9]
     for at in range(400):
-        watch(model, model.expansion([1, 2], clear), 1)
-        watch(model, model.expansion([1, 2], narrow), 1 + at % 2)
+        model.observe(model.expansion([1, 2], clear), 1)
+        model.observe(model.expansion([1, 2], narrow), 1 + at % 2)
     assert shares(model.expansion([1, 2], clear))[1] > 0.9
     assert shares(model.expansion([1, 2], narrow))[1] == pytest.approx(0.5, abs=0.12)
 
@@ -131,7 +123,7 @@ def test_sources_are_judged_apart() -> None:
     model = made()
     tokens, values, sources = [1, 2], [-0.5, -0.5], (0, 1)
     for _ in range(60):
-        watch(model, model.expansion(tokens, values, sources), 2)
+        model.observe(model.expansion(tokens, values, sources), 2)
     found = shares(model.expansion(tokens, values, sources))
     assert found[2] > 4 * found[1]
 
@@ -140,7 +132,7 @@ def test_what_is_learnt_of_one_source_says_nothing_of_another() -> None:
     model = made()
     fresh = made()
     for _ in range(50):
-        watch(model, model.expansion([1, 2], [-0.5, -2.0], (0, 0)), 2)
+        model.observe(model.expansion([1, 2], [-0.5, -2.0], (0, 0)), 2)
     learnt = shares(model.expansion([1, 2], [-0.5, -2.0], (5, 5)))
     unseen = shares(fresh.expansion([1, 2], [-0.5, -2.0], (5, 5)))
     assert learnt[1] / learnt[2] == pytest.approx(unseen[1] / unseen[2])
@@ -172,18 +164,18 @@ def test_nodes_nobody_drafted_for_teach_nothing() -> None:
     before = model.expansion([1, 2], [-0.5, -1.0])
     tree = Tree(0)
     root = tree.plant(0, 0, -1)
-    model.observe(tree[root], 2)
-    watch(model, Expansion((1, 2), (-0.1, -2.0)), 2)  # not calibrated: it names no cells
-    watch(model, Expansion((), ()), 2)
+    model.observe(tree[root].expansion, 2)
+    model.observe(Expansion((1, 2), (-0.1, -2.0)), 2)  # not calibrated: it names no cells
+    model.observe(Expansion((), ()), 2)
     assert model.expansion([1, 2], [-0.5, -1.0]) == before
 
 
 def test_what_was_true_many_jobs_ago_is_outvoted() -> None:
     model = made()
     for _ in range(3000):
-        watch(model, model.expansion([1, 2], [-0.5, -1.5]), 1)
+        model.observe(model.expansion([1, 2], [-0.5, -1.5]), 1)
     for _ in range(150):
-        watch(model, model.expansion([1, 2], [-0.5, -1.5]), 2)
+        model.observe(model.expansion([1, 2], [-0.5, -1.5]), 2)
     found = shares(model.expansion([1, 2], [-0.5, -1.5]))
     assert found[2] > found[1]
 
@@ -196,7 +188,7 @@ def test_slopes_stay_in_their_range_and_steps_are_small(
     for values, token in seen:
         expansion = model.expansion(range(len(values)), values)
         before = shares(expansion)
-        watch(model, expansion, token)
+        model.observe(expansion, token)
         after = shares(model.expansion(range(len(values)), values))
         if token in after:
             assert after[token] >= before[token] - 1e-9, "what was seen does not become less likely"
