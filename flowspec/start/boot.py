@@ -170,20 +170,19 @@ class Process:
 
         One that stands there already may be of an earlier pipeline, until its scheduler has come.
         """
-        began = time.monotonic()
-        deadline = began + RECORD_SECONDS
+        began = seen = time.monotonic()  # when a scheduler was seen last
         said = False
         earlier = control.pipeline()
         while not self._stopped:
             scheduler = control.claims().get("scheduler")  # before the record, which it writes
             record = control.pipeline()
             if scheduler is None:
-                stands = time.monotonic() > began + _OLDER_SECONDS
+                stands = time.monotonic() > seen + _OLDER_SECONDS
             else:
+                seen = time.monotonic()
                 # While it loads it computes the digests of a large model's weights.
                 loads = scheduler.facts.get(STATE) == LOADING
                 stands = not (loads or has_ended(scheduler.token))
-                deadline = time.monotonic() + RECORD_SECONDS
             # One of other messages, whose scheduler is not here, is an earlier version's.
             readable = scheduler is not None or _wire_of(record) == VERSION
             if record and readable and (stands or record != earlier):
@@ -192,7 +191,7 @@ class Process:
             if not said and time.monotonic() > began + _PATIENT_SECONDS:
                 said = True
                 note("waits for the pipeline's record, which `python -m workers.scheduler` writes")
-            if time.monotonic() > deadline:
+            if time.monotonic() > seen + RECORD_SECONDS:
                 raise ClusterError(
                     f"pipeline {self.keys.pipeline} has no record after {RECORD_SECONDS:g} s; "
                     "start its scheduler with `python -m workers.scheduler`"

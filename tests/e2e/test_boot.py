@@ -280,7 +280,7 @@ def test_a_record_of_a_scheduler_that_is_gone_is_not_the_next_ones(
     broker: PrivateBroker, monkeypatch: pytest.MonkeyPatch, crashed: bool
 ) -> None:
     """It is another pipeline's, of other messages or with a lease that still runs."""
-    monkeypatch.setattr(boot, "_OLDER_SECONDS", 0.0)
+    monkeypatch.setattr(boot, "_OLDER_SECONDS", SECONDS if crashed else 0.0)
     worker, scheduler = process_at(broker.url), process_at(broker.url)
     later = {"stages": "3", boot.WIRE: str(VERSION)}
     with closing(scheduler.control()) as control, closing(worker.control()) as asking:
@@ -301,6 +301,28 @@ def test_a_record_of_a_scheduler_that_is_gone_is_not_the_next_ones(
             with scheduler.leased("scheduler", dict) as lease:
                 control.set_pipeline(later, lease.holder.generation)
                 assert found.result(SECONDS) == later
+
+
+def test_an_older_record_stands_a_while_after_its_schedulers_lease_has_run_out(
+    broker: PrivateBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next scheduler waits for that lease, too, and writes a record of its own."""
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    lease = Claim(f"{socket.gethostname()}:{dead.pid}:crashed", {"state": "ready"}, 1)
+    record = {"stages": "2", boot.WIRE: str(VERSION)}
+    looks: list[int] = []  # a second apart
+
+    def claims() -> dict[str, Claim]:
+        looks.append(len(looks))
+        return {"scheduler": lease} if len(looks) <= 40 else {}
+
+    monkeypatch.setattr(
+        boot, "time", Mock(monotonic=lambda: float(len(looks)), sleep=lambda seconds: None)
+    )
+    control = Mock(claims=claims, pipeline=lambda: record)
+    assert process_at(broker.url).pipeline_record(control) == record
+    assert len(looks) > 40 + boot._OLDER_SECONDS
 
 
 @pytest.mark.parametrize("role", ["scheduler", "draft", "middle", "verify", "gateway"])
