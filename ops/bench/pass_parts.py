@@ -274,7 +274,7 @@ def table(found: Mapping[tuple[str, int], Mapping[str, float]]) -> list[str]:
         "short": ("by the short path", "as the product runs it"),
         "paused": (
             f"after {PAUSE * 1e3:g} ms",
-            "the same, its weights and code no longer in caches",
+            "the same, each after a pause, as where a stage waits for its turn",
         ),
     }
     for key, (part, what) in wholes.items():
