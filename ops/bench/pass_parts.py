@@ -1,13 +1,17 @@
 """Where the time of one pass over a whole model goes, in one process without a pipeline.
 
     python -m ops.bench.pass_parts --model DIR [--dtypes nf4,int4] [--rows 1,4,16] [--repeats 15]
+        [--turns N]
 
 The executor of a one-stage pipeline runs passes of tree rows over a context of 64 rows. Every
 linear layer, norm, activation and attention call reads the clock before and after; a part's time
 is without that of the parts inside it, and *library* is what is left of the layers: the library's
 Python, reshaping and additions. The product runs a shorter path, whose parts follow; passes come
 without a pause, but for one row of the table. CPU seconds of the thread, which other work on the
-machine changes little; medians over passes, one thread. Prints Markdown.
+machine changes little; medians over passes, one thread.
+
+``--turns``: so many times before, with the first of ``--dtypes``, in turn with llama.cpp's own
+passes over the same GGUF file (``make peer``): real seconds, one thread. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -42,10 +46,14 @@ from flowspec.model.rows.kv import TreeCacheLayer
 from flowspec.model.stage import ModelStage, load_stage
 from flowspec.model.weights.directory import open_directory
 from ops.bench.arguments import count, counts
+from ops.peer.batches import pass_seconds
+from ops.peer.install import DEFAULT_FOLDER, Peer
 
 CONTEXT = 64
 #: Before a pass that counts as one after a pause, seconds.
 PAUSE = 0.012
+#: Passes of each number of rows in a turn with llama.cpp.
+PASSES = 40
 #: Parts of a pass in the order of the table: name, and what it is.
 PARTS = {
     "q, k, v, o": "linear layers of the attention",
@@ -287,6 +295,61 @@ def table(found: Mapping[tuple[str, int], Mapping[str, float]]) -> list[str]:
     return lines
 
 
+def in_turn(
+    ours: Callable[[int], float],
+    theirs: Callable[[], Mapping[int, float]],
+    rows: Sequence[int],
+    turns: int,
+) -> dict[int, list[tuple[float, float]]]:
+    """Seconds of a pass of either side by number of rows, one pair a turn."""
+    found: dict[int, list[tuple[float, float]]] = {many: [] for many in rows}
+    for _ in range(turns):
+        beside = theirs()
+        for many in rows:
+            found[many].append((ours(many), beside[many]))
+    return found
+
+
+def turns_table(found: Mapping[int, Sequence[tuple[float, float]]]) -> list[str]:
+    """Milliseconds of a pass of either side, and their ratio: medians over the turns."""
+    heads = [f"{rows} {'row' if rows == 1 else 'rows'}" for rows in found]
+    lines = [f"| ms a pass | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    for side, name in enumerate(("ours", "llama.cpp")):
+        medians = [statistics.median(pair[side] for pair in pairs) for pairs in found.values()]
+        lines.append(f"| {name} | {' | '.join(f'{one * 1e3:.1f}' for one in medians)} |")
+    cells = []
+    for pairs in found.values():
+        ratios = sorted(ours / theirs for ours, theirs in pairs)
+        cells.append(f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+    lines.append(f"| ours over theirs, least to most | {' | '.join(cells)} |")
+    return lines
+
+
+def beside_peer(
+    model: Path, dtype: str, rows: Sequence[int], turns: int
+) -> dict[int, list[tuple[float, float]]]:
+    """``in_turn`` for a GGUF file, in one process each; a turn's time is the mean of ``PASSES``."""
+    peer = Peer(DEFAULT_FOLDER)
+    peer.check()
+    directory = open_directory(str(model))
+    stage = load_stage(
+        directory, range(directory.layers), placing=place(dtype, "cpu", directory.config)
+    )
+    passes = Passes(stage, directory.vocabulary)
+
+    def ours(many: int) -> float:
+        passes.step(stage.run, many)
+        began = time.perf_counter()
+        for _ in range(PASSES):
+            passes.step(stage.run, many)
+        return (time.perf_counter() - began) / PASSES
+
+    def theirs() -> Mapping[int, float]:
+        return pass_seconds(peer, model, (), 0, rows, prompt=CONTEXT, passes=PASSES)
+
+    return in_turn(ours, theirs, rows, turns)
+
+
 def broken_down(
     model: Path, dtypes: Sequence[str], rows: Sequence[int], repeats: int
 ) -> dict[tuple[str, int], dict[str, float]]:
@@ -308,10 +371,15 @@ def main() -> None:
     parser.add_argument("--dtypes", default="nf4,int4")
     parser.add_argument("--rows", type=counts, default="1,4,16")
     parser.add_argument("--repeats", type=count, default=15)
+    parser.add_argument("--turns", type=count, help="beside llama.cpp, so many times")
     given = parser.parse_args()
     torch.set_num_threads(1)
     try:
-        found = broken_down(given.model, given.dtypes.split(","), given.rows, given.repeats)
+        dtypes = given.dtypes.split(",")
+        if given.turns:
+            pairs = beside_peer(given.model, dtypes[0], given.rows, given.turns)
+            print("\n".join([*turns_table(pairs), ""]))
+        found = broken_down(given.model, dtypes, given.rows, given.repeats)
         print("\n".join(table(found)))
     except FlowSpecError as error:
         sys.exit(f"pass_parts: {error}")

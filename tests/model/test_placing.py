@@ -92,7 +92,8 @@ def test_a_torch_without_cuda_is_told_before_anything_is_started(
 ) -> None:
     setup = Setup(*default_pair(), 2, places=places)
     monkeypatch.setattr(precisions, "version", lambda _: "2.13.0+cpu")
-    with pytest.raises(ConfigError, match=r"torch 2\.13\.0\+cpu is built without CUDA; use --dev"):
+    said = r"torch 2\.13\.0\+cpu is built without CUDA; use --device cpu, "
+    with pytest.raises(ConfigError, match=said):
         setup.check()
     monkeypatch.setattr(precisions, "version", lambda _: "2.13.0")
     setup.check()

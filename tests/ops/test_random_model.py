@@ -14,7 +14,16 @@ from flowspec.errors import ConfigError
 from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import open_directory
 from flowspec.model.weights.tensors import read_tensor
-from ops.bench.pass_parts import PARTS, Passes, Sections, measured, table, taken
+from ops.bench.pass_parts import (
+    PARTS,
+    Passes,
+    Sections,
+    in_turn,
+    measured,
+    table,
+    taken,
+    turns_table,
+)
 from ops.bench.random_model import Shape, random_model
 from ops.peer import convert
 
@@ -121,3 +130,27 @@ def test_every_part_of_a_pass_is_timed_and_the_library_left_as_it_was(tiny: Path
     assert sections.seconds == timed
     lines = table({("float32", rows): seconds for rows, seconds in found.items()})
     assert len({line.count("|") for line in lines}) == 1
+
+
+def test_either_side_is_taken_in_turn_and_ratios_are_of_a_turn() -> None:
+    asked: list[object] = []
+    ours = iter([1e-3, 6e-3, 3e-3, 4e-3])
+    theirs = iter([{1: 2e-3, 8: 10e-3}, {1: 3e-3, 8: 8e-3}])
+
+    def our_pass(rows: int) -> float:
+        asked.append(rows)
+        return next(ours)
+
+    def their_passes() -> dict[int, float]:
+        asked.append("theirs")
+        return next(theirs)
+
+    found = in_turn(our_pass, their_passes, [1, 8], 2)
+    assert asked == ["theirs", 1, 8, "theirs", 1, 8]
+    assert turns_table(found) == [
+        "| ms a pass | 1 row | 8 rows |",
+        "|---|---|---|",
+        "| ours | 2.0 | 5.0 |",
+        "| llama.cpp | 2.5 | 9.0 |",
+        "| ours over theirs, least to most | 0.75 (0.50 to 1.00) | 0.55 (0.50 to 0.60) |",
+    ]

@@ -268,6 +268,11 @@ VALID = (
         ("stages = [2]", "stages = []", "stages"),
         ("stages = [2]", "stages = [2]\nspeeds = [1, 0]", "expected numbers above 0"),
         ("stages = [2]", "stages = [2]\neven_split = 1", "expected true or false"),
+        (
+            "stages = [2]",
+            f"stages = [2]\neven_split = '{'a' * 99}'",
+            "a...; expected true or false",
+        ),
         ("mbit = 8", "mbit = 0", "link.mbit is 0; expected a number above 0"),
         ("mbit = 8", "mbit = 8\nexclusive = 1", "link.exclusive is 1; expected true or false"),
         (

@@ -166,7 +166,7 @@ def _bandwidth(place: str, value: object) -> float:
 
 def _switch(place: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise ConfigError(f"{place} is {value!r}; expected true or false")
+        raise ConfigError(f"{place} is {_written(value)}; expected true or false")
     return value
 
 
