@@ -57,7 +57,17 @@ def serve(modules: Iterable[str], become: Callable[[Mapping[str, Any]], None]) -
     gc.freeze()
     request = Server(parent).serve()
     if request is not None:
-        become(request)
+        status = 0
+        try:
+            become(request)
+        except SystemExit as end:
+            if not isinstance(end.code, int):
+                raise
+            status = end.code
+        # Taking down an interpreter that has imported torch would take a second of CPU time.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 class _Orphaned(Exception):

@@ -35,6 +35,13 @@ import pathlib, os, sys, time
 pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
 time.sleep(600)
 """
+ENDING = """
+import sys
+sys.stdout.reconfigure(line_buffering=False, write_through=False)
+print("not written yet")
+if sys.argv[1:]:
+    sys.exit(sys.argv[1])
+"""
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +49,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("modules")
     (folder / "telling_module.py").write_text(TELLING)
     (folder / "waiting_module.py").write_text(WAITING)
+    (folder / "ending_module.py").write_text(ENDING)
     return {**os.environ, "PYTHONPATH": str(folder), "PYTHONUNBUFFERED": "1"}
 
 
@@ -85,6 +93,15 @@ def test_a_process_has_its_arguments_environment_log_and_status(
     process = start("telling_module", [str(status), "--flag"], told, log)
     assert process.wait(SECONDS) == status == process.poll()
     assert log.read_text() == f"['{status}', '--flag'] __main__ this True\nto stderr\n"
+
+
+@pytest.mark.parametrize(("said", "status"), [([], 0), (["why it ended"], 1)])
+def test_all_that_was_printed_is_in_the_log(
+    start: Start, environment: dict[str, str], tmp_path: Path, said: list[str], status: int
+) -> None:
+    log = tmp_path / "log"
+    assert start("ending_module", said, environment, log).wait(SECONDS) == status
+    assert sorted(log.read_text().splitlines()) == ["not written yet", *said]
 
 
 def test_a_signal_ends_it_with_its_number(
