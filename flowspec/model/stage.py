@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from flowspec.model.layers.placing import Placing
 from flowspec.model.layers.tap_shares import TapShares
 from flowspec.model.layers.taps import Taps
 from flowspec.model.layers.trial import check_family
-from flowspec.model.rows.arrays import to_array, to_tensor
+from flowspec.model.rows.arrays import joined, split, taken, to_array, to_tensor
 from flowspec.model.rows.kept_rows import KeptRows
 from flowspec.model.rows.paged import PagedCache, PagedStore, RowCache
 from flowspec.model.rows.placement import Placement
@@ -149,18 +150,21 @@ class ModelStage:
         else:
             hidden = self._block.run_together(parts, rows, caches, placements)
             found = [(own, to_array(own)) for own in hidden]
-        self._check_finite(torch.cat([own for own, _ in found]), rows)
+        self._check_finite([own for own, _ in found], rows)
         choices = self._choices(parts, [own for own, _ in found])
         return [(choice, left) for choice, (_, left) in zip(choices, found, strict=True)]
 
-    def _check_finite(self, found: torch.Tensor, given: Sequence[RowArray | None]) -> None:
+    def _check_finite(
+        self, found: Sequence[torch.Tensor], given: Sequence[RowArray | None]
+    ) -> None:
         """ModelError if a row of a job has a value that is NaN or infinite.
 
         ``given``: the rows into the pass; a stage sends none that are.
         """
-        if torch.isfinite(found).all():
+        # A sum is the cheaper look; one that is out of range itself says nothing.
+        if all(math.isfinite(rows.sum()) or rows.isfinite().all() for rows in found):
             return
-        width = found.shape[1]  # a drafter's sums may lie beside a row
+        width = found[0].shape[1]  # a drafter's sums may lie beside a row
         wide = torch.float32, torch.device("cpu")  # holds every type of rows; float16 does not
         arrived = [to_tensor(rows[:, :width], *wide) for rows in given if rows is not None]
         if not all(rows.isfinite().all() for rows in arrived):
@@ -169,21 +173,21 @@ class ModelStage:
                 "the way; run the job again, and look at the memory of both machines"
             )
         raise ModelError(
-            f"a pass gave rows that are NaN or infinite in {found.dtype}: their range is too "
+            f"a pass gave rows that are NaN or infinite in {found[0].dtype}: their range is too "
             "small for this model, or its weights are damaged; try --dtype bfloat16 or float32"
         )
 
     def _choices(self, parts: Sequence[Part], hidden: Sequence[torch.Tensor]) -> tuple[Choice, ...]:
         """Each part's choices, from the head's product over all answered rows."""
         asked = [
-            rows[list(part.answers)]
+            taken(rows, part.answers)
             for part, rows in zip(parts, hidden, strict=True)
             if part.answers
         ]
         if not asked:
             return (Choice(),) * len(parts)
-        found = self._block.logits(torch.cat(asked))
-        logits = iter(torch.split(found, [len(rows) for rows in asked]))
+        found = self._block.logits(joined(asked))
+        logits = iter(split(found, [len(part.answers) for part in parts if part.answers]))
         return tuple(
             self._choose(part, next(logits)) if part.answers else Choice() for part in parts
         )

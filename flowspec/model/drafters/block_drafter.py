@@ -54,7 +54,7 @@ from flowspec.model.drafters.drafter_weights import (
 from flowspec.model.drafters.language_model import ranked
 from flowspec.model.layers.linear import KernelLinear
 from flowspec.model.layers.placing import Placing
-from flowspec.model.rows.arrays import to_tensor
+from flowspec.model.rows.arrays import joined, split, to_tensor
 from flowspec.model.rows.attention import LIBRARY
 from flowspec.model.rows.kept_rows import KeptRows
 from flowspec.model.rows.kv import CACHE, CopiedRows, TreeCache
@@ -328,7 +328,7 @@ class BlockDrafter:
         caches = [one.state.cache for one in drafts]
         rows = self._layers.run(embedded, masks, positions, caches)
         counts = [len(mask) for mask in masks]
-        for one, blocks, own in zip(drafts, taken, torch.split(rows, counts), strict=True):
+        for one, blocks, own in zip(drafts, taken, split(rows, counts), strict=True):
             one.outputs.append(own[_asked(blocks)])
 
     def _ranked(self, drafts: Sequence[_Drafting]) -> list[BlockDone]:
@@ -336,9 +336,9 @@ class BlockDrafter:
         asked = [rows for one in drafts for rows in one.outputs]
         if not asked:
             return [BlockDone((), ()) for _ in drafts]
-        logits = self._lm_head(torch.cat(asked).to(self._placing.head_rows))
+        logits = self._lm_head(joined(asked).to(self._placing.head_rows))
         counts = [sum(map(len, one.outputs)) for one in drafts]
-        each = torch.split(logits, counts)
+        each = split(logits, counts)
         return [self._done(one, own) for one, own in zip(drafts, each, strict=True)]
 
     def _done(self, draft: _Drafting, logits: torch.Tensor) -> BlockDone:

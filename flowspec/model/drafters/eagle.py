@@ -37,7 +37,7 @@ from flowspec.model.layers.joined import Stack, grouped, parts_of
 from flowspec.model.layers.lean import LeanLayers
 from flowspec.model.layers.linear import KernelLinear, load_linear
 from flowspec.model.layers.placing import Placing
-from flowspec.model.rows.arrays import to_tensor
+from flowspec.model.rows.arrays import joined, split, taken, to_tensor
 from flowspec.model.rows.attention import EXACT, EXACT_DEVICES, LIBRARY, bias_of
 from flowspec.model.rows.kept_rows import KeptRows
 from flowspec.model.rows.kv import CACHE, CopiedRows, TreeCache
@@ -104,7 +104,7 @@ class EagleHead(torch.nn.Module):
         """As ``FeatureHead.run``."""
         entering = self.fc(torch.cat((embedded, features), dim=-1))
         counts = [len(mask) for mask in masks]
-        given = masks_for(self.config, masks)
+        given = masks_for(self.config, masks, self.lean)
         if self.lean is not None:
             return self.lean.run(entering, positions, counts, given, caches)
         places = torch.tensor([positions], device=entering.device)
@@ -130,12 +130,17 @@ def set_attention(config: LlamaConfig, placing: Placing | None) -> None:
     config._attn_implementation = EXACT if exact else LIBRARY
 
 
-def masks_for(config: LlamaConfig, masks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """``masks``, boolean, ``[rows, slots]``, as the attention of ``config`` takes them."""
+def masks_for(
+    config: LlamaConfig, masks: Sequence[torch.Tensor], short: LeanLayers | None
+) -> list[torch.Tensor]:
+    """``masks``, boolean, ``[rows, slots]``, as the attention of ``config`` takes them.
+
+    ``short``: that of the short path, if there is one.
+    """
     if config._attn_implementation != EXACT:
         return [mask[None, None] for mask in masks]
-    shared = config.num_attention_heads // config.num_key_value_heads
-    return [bias_of(mask.numpy(), shared, mask.device) for mask in masks]
+    times = lean.bias_copies(short, config.num_attention_heads // config.num_key_value_heads)
+    return [bias_of(mask.numpy(), times, mask.device) for mask in masks]
 
 
 def head_cache(
@@ -332,13 +337,14 @@ class EagleDrafter:
         self, placed: Sequence[_PlacedFeatures], outputs: Sequence[Sequence[torch.Tensor]]
     ) -> list[DraftDone]:
         asked = [
-            torch.cat(tuple(rows))[list(one.part.answers)]
+            taken(joined(rows), one.part.answers)
             for one, rows in zip(placed, outputs, strict=True)
             if one.part.answers
         ]
         if not asked:
             return [DraftDone((), ()) for _ in placed]
-        logits = iter(torch.split(self._lm_head(torch.cat(asked)), [len(rows) for rows in asked]))
+        counts = [len(one.part.answers) for one in placed if one.part.answers]
+        logits = iter(split(self._lm_head(joined(asked)), counts))
         return [
             self._propose(next(logits), one.work, one.state.sampling)
             if one.part.answers
@@ -362,7 +368,7 @@ class EagleDrafter:
         embedded = self._embedding[tokens]
         caches = [one.placed.state.cache for one in wave]
         predicted = self._head.run(embedded, features, masks, positions, caches)
-        found = torch.split(predicted, [len(one.rows) for one in wave])
+        found = split(predicted, [len(one.rows) for one in wave])
         for one, rows in zip(wave, found, strict=True):
             one.placed.state.predicted.update(zip(one.of(one.placed.part.ids), rows, strict=True))
         return found
@@ -419,10 +425,11 @@ def load_head(
         embedding = read_checked(target, stored, shape, where)
     name = stored if target.tied else "lm_head.weight"
     checked_entry(target, name, shape)
-    lm_head = load_linear(StoredWeight(target, name), where.head, where.head_rows, where.device)
+    kind = where.head_rows
+    lm_head = load_linear(StoredWeight(target, name), where.head, kind, where.device)
 
     def logits(rows: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = lm_head(rows.to(where.head_rows))
+        found: torch.Tensor = lm_head(rows.to(kind))
         return found
 
     return EagleDrafter(head, embedding, logits, where)

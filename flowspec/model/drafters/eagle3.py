@@ -155,7 +155,7 @@ class Eagle3Head(torch.nn.Module):
     ) -> torch.Tensor:
         """As ``eagle.FeatureHead.run``."""
         counts = [len(mask) for mask in masks]
-        given = masks_for(self.config, masks)
+        given = masks_for(self.config, masks, self.lean)
         if self.lean is not None:
             residual, entering = self.midlayer.entering(embedded, features)
             return self.lean.run(residual, positions, counts, given, caches, entering)
@@ -196,8 +196,10 @@ def load_eagle3(
         entry = checked_entry(directory, OFFSETS, (layout.vocabulary,))
         vocabulary = DraftVocabulary(read_integers(OFFSETS, entry), target.vocabulary)
 
+    kind = where.head_rows
+
     def logits(rows: torch.Tensor) -> torch.Tensor:
-        return head.logits(rows.to(where.head_rows))
+        return head.logits(rows.to(kind))
 
     return EagleDrafter(head, embedding, logits, where, vocabulary)
 

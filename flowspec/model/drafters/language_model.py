@@ -16,6 +16,7 @@ from flowspec.model.base import RowArray
 from flowspec.model.layers.block import LayerBlock
 from flowspec.model.layers.placing import Placing
 from flowspec.model.layers.trial import check_family
+from flowspec.model.rows.arrays import joined, split, taken
 from flowspec.model.rows.kept_rows import KeptRows
 from flowspec.model.rows.paged import RowCache
 from flowspec.model.rows.placement import Placement
@@ -91,11 +92,11 @@ class ModelDrafter:
         caches = [one.cache for one in placed]
         placements = [one.placement for one in placed]
         hidden = self._block.run_together(parts, [None] * len(parts), caches, placements)
-        asked = [rows[list(part.answers)] for rows, part in zip(hidden, parts, strict=True)]
+        asked = [taken(rows, part.answers) for rows, part in zip(hidden, parts, strict=True)]
         if not any(map(len, asked)):
             return [DraftDone((), ()) for _ in placed]
-        logits = self._block.logits(torch.cat(asked))[:, : self._shared]
-        each = torch.split(logits, [len(rows) for rows in asked])
+        logits = self._block.logits(joined(asked))[:, : self._shared]
+        each = split(logits, [len(rows) for rows in asked])
         return [
             propose(own, one.work, one.sampling) if len(own) else DraftDone((), ())
             for own, one in zip(each, placed, strict=True)

@@ -27,13 +27,14 @@ from flowspec.model.layers.lean import (
     LIBRARY,
     LeanLayers,
     Readers,
+    bias_copies,
     has_short_path,
     lean_layers,
 )
 from flowspec.model.layers.linear import KernelLinear, rows_are_independent
 from flowspec.model.layers.loading import HEAD, Loader
 from flowspec.model.layers.placing import Placing
-from flowspec.model.rows.arrays import to_tensor
+from flowspec.model.rows.arrays import joined, split, to_tensor
 from flowspec.model.rows.attention import EXACT, EXACT_DEVICES, bias_of
 from flowspec.model.rows.kv import TreeCache
 from flowspec.model.rows.masks import full_mask, windowed
@@ -101,6 +102,7 @@ class LayerBlock(torch.nn.Module):
         self.placing = placing if placing is not None else Placing()
         self.dtype = self.placing.rows
         self.device = self.placing.device
+        self._head_rows = self.placing.head_rows
         whole = read_config(directory)
         found = build(
             directory,
@@ -118,6 +120,8 @@ class LayerBlock(torch.nn.Module):
         self._heads = int(self.config.num_attention_heads)
         self._key_heads = _key_heads(self.config)
         self._head_dim = _head_dim(self.config)
+        self._window = getattr(self.config, "sliding_window", None)
+        self._has_types = bool(getattr(self.config, "layer_types", None))
         short = self.short_path and has_short_path(self.body, self.device)
         Loader(self, directory, layers, self.placing, join=short).load()
         self.eval()
@@ -196,7 +200,7 @@ class LayerBlock(torch.nn.Module):
         )
 
     def _rows_into(self, name: str) -> torch.dtype:
-        return self.placing.head_rows if name == HEAD else self.dtype
+        return self._head_rows if name == HEAD else self.dtype
 
     def new_cache(self, capacity: int) -> RowCache:
         """KV rows for one job, in a store of its own."""
@@ -241,7 +245,7 @@ class LayerBlock(torch.nn.Module):
         ``placements``: what ``begin_pass`` of each cache, which must have been called, has
         returned.
         """
-        given = torch.cat([self._given(*pair) for pair in zip(parts, rows, strict=True)])
+        given = joined([self._given(*pair) for pair in zip(parts, rows, strict=True)])
         counts = [len(part.ids) for part in parts]
         masks = [self._mask(*pair) for pair in zip(placements, counts, strict=True)]
         positions = [position for part in parts for position in part.positions]
@@ -259,8 +263,8 @@ class LayerBlock(torch.nn.Module):
                     use_cache=True,
                     **for_layers(caches, counts, masks),
                 ).last_hidden_state[0]
-        self.seconds += time.thread_time() - began
-        return list(torch.split(hidden, counts))
+        self._note_since(began)
+        return list(split(hidden, counts))
 
     @contextlib.contextmanager
     def _read_by(self, readers: Readers) -> Iterator[None]:
@@ -294,17 +298,16 @@ class LayerBlock(torch.nn.Module):
         context = placement.context
         parents = placement.parents
         whole = full_mask(context, parents, new)
-        window = getattr(self.config, "sliding_window", None)
         masks = {"full_attention": self._bias(whole)}
-        if window is not None:
-            near = windowed(whole, context, parents, window)
+        if self._window is not None:
+            near = windowed(whole, context, parents, self._window)
             masks["sliding_attention"] = self._bias(near)
-        if getattr(self.config, "layer_types", None):
+        if self._has_types:
             return masks
         return masks.get("sliding_attention", masks["full_attention"])
 
     def _bias(self, mask: npt.NDArray[np.bool_]) -> torch.Tensor:
-        return bias_of(mask, self._heads // self._key_heads, self.device)
+        return bias_of(mask, bias_copies(self.lean, self._heads // self._key_heads), self.device)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -314,9 +317,13 @@ class LayerBlock(torch.nn.Module):
         began = time.thread_time()
         short = self.lean.head if self.lean is not None else None
         head = self.head if short is None else short
-        logits: torch.Tensor = head(hidden.to(self.placing.head_rows))
-        self.seconds += time.thread_time() - began
+        logits: torch.Tensor = head(hidden.to(self._head_rows))
+        self._note_since(began)
         return logits
+
+    def _note_since(self, began: float) -> None:
+        # A module's own way to set an attribute takes ten times as long.
+        object.__setattr__(self, "seconds", self.seconds + time.thread_time() - began)
 
 
 def _hand_over(reader: Any, module: Any, args: Any, named: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ from flowspec.model.kernels.layers import CompiledNorm, Decode
 from flowspec.model.layers.in_c import HEAD_NORMS, compiled_layers, qkv_of
 from flowspec.model.layers.joined import JoinedPart
 from flowspec.model.layers.linear import KernelLinear
+from flowspec.model.rows.arrays import taken
 from flowspec.model.rows.attention import EXACT, EXACT_DEVICES, weighted
 from flowspec.model.rows.kv import Slots
 from flowspec.model.rows.paged import RowCache
@@ -233,12 +234,11 @@ class Turns:
     def at(self, positions: Sequence[int], rows: torch.Tensor) -> torch.Tensor:
         """As ``turned`` takes them, in the type and on the device of ``rows``."""
         end = max(positions) + 1
-        places = torch.tensor(positions, device=rows.device)
         if self._usable and (self._table is None or len(self._table) < end):
             self._grow(end, rows)
         if self._table is None:
-            return self._computed(places, rows)
-        return self._table.index_select(0, places)
+            return self._computed(torch.tensor(positions, device=rows.device), rows)
+        return taken(self._table, positions)
 
     def _grow(self, end: int, rows: torch.Tensor) -> None:
         size = max(_LEAST_TURNS, 2 * end)
@@ -329,7 +329,7 @@ def norm_of(norm: Any) -> Rows:
     them. A block in the middle of the model has no norm at its end, and none is put in.
     """
     if isinstance(norm, (torch.nn.Identity, CompiledNorm)):
-        return norm
+        return norm.forward
     weight = norm.weight
     epsilon = float(norm.variance_epsilon)
 
@@ -381,6 +381,14 @@ def lean_layers(block: Any) -> LeanLayers | None:
     """The short path of ``block``, which ``has_short_path``; None: it is not equal."""
     head = None if block.head is None else head_of(block.head, block.placing.head_rows)
     return first_equal(block.body, head, partial(_equal, block))
+
+
+def bias_copies(short: LeanLayers | None, shared: int) -> int:
+    """How often a bias for ``short`` has a mask's rows (``bias_of``): layers in C need them once.
+
+    ``shared``: query heads of a key head. None: for the library's layers.
+    """
+    return 1 if short is not None and short.name == COMPILED else shared
 
 
 def first_equal(

@@ -37,10 +37,11 @@ def bias_of(mask: npt.NDArray[np.bool_], shared: int, device: torch.device) -> t
     one key head, which are rows of one product.
     """
     rows, slots = mask.shape
-    bias = np.empty((shared, rows, slots))
-    bias[:] = np.where(mask, 0.0, -np.inf)
+    bias = np.where(mask, 0.0, -np.inf)
+    if shared > 1:
+        bias = np.tile(bias, (shared, 1))
     whole = torch.from_numpy(bias.reshape(1, 1, shared * rows, slots))
-    return whole.to(wide_type(device)).to(device)
+    return whole.to(device=device, dtype=wide_type(device))
 
 
 def grouped(query: torch.Tensor, key_heads: int) -> torch.Tensor:

@@ -122,6 +122,7 @@ class TreeCache(Cache):
 
     def __init__(self, storage: torch.Tensor) -> None:
         self.storage = storage
+        self._flat = storage[:, :, 0]
         self._rows = row_store()
         self._held = 0
         super().__init__(layers=[TreeCacheLayer(layer[0], layer[1]) for layer in storage])
@@ -161,8 +162,8 @@ class TreeCache(Cache):
 
     def slots(self, new: int) -> Slots:
         """The rows of all layers in a pass over ``new`` rows, for who appends them himself."""
-        rows = self.storage[:, :, 0, :, : self._held + new]
-        return Slots((rows[..., self._held :, :],), (rows,))
+        kept = self._flat.narrow(3, 0, self._held + new)
+        return Slots((self._flat.narrow(3, self._held, new),), (kept,))
 
     def carry_out(self, moves: Moves | None, held: int) -> None:
         """Make ``moves``; the next rows go to slot ``held``."""

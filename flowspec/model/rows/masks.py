@@ -17,13 +17,9 @@ def tree_mask(parents: Sequence[int], new: int) -> npt.NDArray[np.bool_]:
     """
     total = len(parents)
     first = total - new
-    mask = np.zeros((new, total), dtype=np.bool_)
-    if (
-        not first
-        and parents[:2] == (-1, 0)[:total]
-        and tuple(parents) == tuple(range(-1, total - 1))
-    ):
+    if not first and parents[:2] == (-1, 0) and tuple(parents) == tuple(range(-1, total - 1)):
         return np.tri(total, dtype=np.bool_)
+    mask = np.zeros((new, total), dtype=np.bool_)
     for row in range(new):
         at = first + row
         mask[row, at] = True
