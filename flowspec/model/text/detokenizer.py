@@ -10,8 +10,9 @@ from typing import Any
 
 from flowspec.core.run.logprobs import TokenWritten
 
-#: Least number of earlier ids decoded together with new ones.
+#: Least number of earlier ids decoded together with new ones, and how many may gather.
 _WINDOW = 8
+_MOST_IDS = 2 * _WINDOW
 #: How many tokens a detokenizer remembers.
 _MOST_WRITTEN = 1 << 18
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
@@ -149,7 +150,8 @@ class TextStream:
         self.length = max(self.length, self._returned + unsettled)
         if shared < len(settled):
             self._sent = settled
-            if known == len(self._ids) and settled == text:
+            # It takes two decodes to find out which ids can go: not after every token.
+            if len(self._ids) > _MOST_IDS and known == len(self._ids) and settled == text:
                 self._sent = self._forget()
         return settled[shared:]
 
