@@ -327,7 +327,10 @@ class Cluster:
                     raise ClusterError(self._end_of(role, process))
 
     def _end_of(self, role: str, process: StartedProcess) -> str:
-        return f"{role} stopped with status {process.poll()}: {self._said(role)}"
+        status = process.poll()
+        if status == 0:
+            return f"{role} was asked to stop"
+        return f"{role} stopped with status {status}: {self._said(role)}"
 
     # ---- starting again --------------------------------------------------------------------------
 

@@ -110,13 +110,14 @@ def cluster_setup(cluster: ClusterFile, drafting: Sequence[str | None] = (None, 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A pipeline that `up` or `serve` started: the process that does, and its broker's URL.
+    """A pipeline that `up` or `serve` started: the process that does, its broker's URL, its model.
 
     That process holds a file lock while it runs: a process id alone may have been reused.
     """
 
     pid: int
     url: str
+    target: str
 
     @property
     def alive(self) -> bool:
@@ -163,13 +164,14 @@ def lock_pipeline() -> BinaryIO | None:
     return lock
 
 
-def note_running(url: str) -> None:
-    """Record this process and ``url`` in one step; private, as the URL has the password."""
+def note_running(url: str, target: str) -> None:
+    """Record this process and its pipeline in one step; private, as the URL has the password."""
     file = state_file()
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(f"{file}.{os.getpid()}")
     draft.touch(mode=0o600)
-    draft.write_text(json.dumps({"pid": os.getpid(), "url": url}), encoding="utf-8")
+    noted = {"pid": os.getpid(), "url": url, "target": target}
+    draft.write_text(json.dumps(noted), encoding="utf-8")
     draft.replace(file)
 
 
@@ -177,7 +179,7 @@ def running() -> Running | None:
     """The pipeline that was started here, if it still runs."""
     try:
         noted = json.loads(state_file().read_text(encoding="utf-8"))
-        found = Running(int(noted["pid"]), str(noted["url"]))
+        found = Running(int(noted["pid"]), str(noted["url"]), str(noted["target"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if found.alive else None
@@ -200,14 +202,17 @@ def url_for_prompts(url: str | None, private: Setup | None) -> str | None:
     if found is None:
         return url or None
     if private is not None:
-        packaged = private.target == default_pair()[0]
-        model = "the packaged model" if packaged else private.target
+        model = _model(private.target)
         note(
             f"starts a private pipeline of {model}, as flags describe one; the running one goes on"
         )
         return None
-    note("the pipeline that runs here answers")
+    note(f"the pipeline that runs here answers, of {_model(found.target)}")
     return found.url
+
+
+def _model(target: str) -> str:
+    return "the packaged model" if target == default_pair()[0] else target
 
 
 def url_or_running(url: str | None) -> str | None:

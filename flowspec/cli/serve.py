@@ -65,7 +65,7 @@ class _Service:
             self._is_serving = True
             settings = replace(self._settings, url=self._cluster.url)
             if lock is not None:
-                note_running(self._cluster.url)
+                note_running(self._cluster.url, self._setup.target)
             serve_http(settings, self._listening, self._must_end, self._say_ready)
             if not self._is_stopped:
                 raise ClusterError(self._said)

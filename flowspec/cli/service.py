@@ -119,8 +119,8 @@ def down() -> None:
     found = running()
     if found is None:
         raise ClusterError(
-            "no pipeline of `flowspec up` is here, which starts one; workers that you started "
-            "yourself end on SIGTERM"
+            "no pipeline of `flowspec up` runs here; workers that you started yourself end on "
+            "SIGTERM"
         )
     os.kill(found.pid, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_SECONDS
@@ -285,6 +285,7 @@ class _Supervisor:
 
     def __init__(self, setup: Setup, url: str | None) -> None:
         self._cluster = Cluster(setup, url=url, say=note)
+        self._target = setup.target
         self._stopped = False
         self._said = ""
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -300,7 +301,7 @@ class _Supervisor:
     def run(self) -> None:
         try:
             self._cluster.start()
-            note_running(self._cluster.url)
+            note_running(self._cluster.url, self._target)
             self._serving = True
             while not self._stopped and self._watch():
                 time.sleep(0.2)

@@ -291,10 +291,10 @@ def summary(result: Result) -> str:
         why = f" of the {asked} asked for: the context is full"
     noun = "token" if tokens == 1 else "tokens"
     speed = result.stats.get("tokens_per_second")
-    hits = result.stats.get("hit_rate")
+    hits, drafted = (result.stats.get(name) for name in ("hit_rate", "draft_passes"))
     figures = [
         f"{speed:.1f} tokens/s" if speed is not None else "",
-        f"hit rate {hits:.2f}" if hits is not None else "",
+        f"hit rate {hits:.2f}" if hits is not None and drafted else "",
     ]
     return "; ".join(filter(None, [f"{tokens} {noun}{why}", ", ".join(filter(None, figures))]))
 

@@ -326,11 +326,9 @@ def turns_table(found: Mapping[int, Sequence[tuple[float, float]]]) -> list[str]
 
 
 def beside_peer(
-    model: Path, dtype: str, rows: Sequence[int], turns: int
+    peer: Peer, model: Path, dtype: str, rows: Sequence[int], turns: int
 ) -> dict[int, list[tuple[float, float]]]:
     """``in_turn`` for a GGUF file, in one process each; a turn's time is the mean of ``PASSES``."""
-    peer = Peer(DEFAULT_FOLDER)
-    peer.check()
     directory = open_directory(str(model))
     stage = load_stage(
         directory, range(directory.layers), placing=place(dtype, "cpu", directory.config)
@@ -371,13 +369,15 @@ def main() -> None:
     parser.add_argument("--dtypes", default="nf4,int4")
     parser.add_argument("--rows", type=counts, default="1,4,16")
     parser.add_argument("--repeats", type=count, default=15)
-    parser.add_argument("--turns", type=count, help="beside llama.cpp, so many times")
+    parser.add_argument("--turns", type=count, help="first beside llama.cpp, so often")
     given = parser.parse_args()
     torch.set_num_threads(1)
     try:
         dtypes = given.dtypes.split(",")
         if given.turns:
-            pairs = beside_peer(given.model, dtypes[0], given.rows, given.turns)
+            peer = Peer(DEFAULT_FOLDER)
+            peer.check()
+            pairs = beside_peer(peer, given.model, dtypes[0], given.rows, given.turns)
             print("\n".join([*turns_table(pairs), ""]))
         found = broken_down(given.model, dtypes, given.rows, given.repeats)
         print("\n".join(table(found)))

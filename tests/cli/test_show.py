@@ -46,9 +46,11 @@ def test_one_line_says_how_a_job_ended_and_how_fast_it_was() -> None:
         found = Result("j", (), ids, "", "auto", reason, Stats(**stats), max_new_tokens=asked)
         return summary(found)
 
-    fast = {"tokens_per_second": 51.64, "hit_rate": 0.916}
+    fast = {"tokens_per_second": 51.64, "hit_rate": 0.916, "draft_passes": 9}
     assert said(38, "eos", **fast) == "38 tokens; 51.6 tokens/s, hit rate 0.92"
     assert said(64, "length", 64, **fast).startswith("64 tokens, as many as asked for; 51.6")
+    plain = fast | {"hit_rate": 0.0, "draft_passes": 0}
+    assert said(38, "eos", **plain) == "38 tokens; 51.6 tokens/s"
     cut = said(1016, "length", 5000, tokens_per_second=30.0)
     assert cut == "1016 tokens of the 5000 asked for: the context is full; 30.0 tokens/s"
     assert said(1, "cancelled") == "1 token until it was cancelled"

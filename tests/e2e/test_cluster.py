@@ -286,7 +286,7 @@ def test_up_status_submit_watch_cancel_down(flowspec: Run) -> None:
         told = json.loads(flowspec("status", "--json").stdout)["pipeline"]
         assert (told["stages"], told["most_rows"], told["drafts"]) == (2, 2500, ["draft"])
         answered = flowspec("generate", PROMPT, "--max-new-tokens", "4")
-        note = "note: the pipeline that runs here answers"
+        note = "note: the pipeline that runs here answers, of the packaged model"
         assert answered.stderr.splitlines()[0] == note
         job = flowspec("submit", PROMPT, "--max-new-tokens", "8").stdout.strip()
         watched = flowspec("watch", job, "--json")
