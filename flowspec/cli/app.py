@@ -150,7 +150,7 @@ def generate(
     with_stats: WithStats = False,
     as_json: Json = False,
     record: Annotated[
-        Path | None, typer.Option(help="Write a recording of the run, of one prompt, to FILE.")
+        Path | None, typer.Option(help="Write a recording of the run, of one prompt, to this file.")
     ] = None,
     redis_url: Url = None,
 ) -> None:

@@ -1,7 +1,7 @@
 """Rows between torch and numpy, bfloat16 included, and of several parts in one tensor.
 
-After a pass over a model's weights the caches hold nothing of torch: its smallest operation takes
-50 us then. A pass of one job over a few rows is the usual one, and takes none that it can spare.
+After a pass over a model's weights the processor's caches hold nothing of torch: its smallest
+operation takes 50 us then. The usual pass, of one job over a few rows, leaves out what it can.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def bias_of(mask: npt.NDArray[np.bool_], shared: int, device: torch.device) -> t
     if shared > 1:
         bias = np.tile(bias, (shared, 1))
     whole = torch.from_numpy(bias.reshape(1, 1, shared * rows, slots))
-    return whole.to(device=device, dtype=wide_type(device))
+    return whole.to(wide_type(device)).to(device)
 
 
 def grouped(query: torch.Tensor, key_heads: int) -> torch.Tensor:
