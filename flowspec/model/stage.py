@@ -150,21 +150,19 @@ class ModelStage:
         else:
             hidden = self._block.run_together(parts, rows, caches, placements)
             found = [(own, to_array(own)) for own in hidden]
-        self._check_finite([own for own, _ in found], rows)
+        self._check_finite(joined([own for own, _ in found]), rows)
         choices = self._choices(parts, [own for own, _ in found])
         return [(choice, left) for choice, (_, left) in zip(choices, found, strict=True)]
 
-    def _check_finite(
-        self, found: Sequence[torch.Tensor], given: Sequence[RowArray | None]
-    ) -> None:
+    def _check_finite(self, found: torch.Tensor, given: Sequence[RowArray | None]) -> None:
         """ModelError if a row of a job has a value that is NaN or infinite.
 
         ``given``: the rows into the pass; a stage sends none that are.
         """
         # A sum is the cheaper look; one that is out of range itself says nothing.
-        if all(math.isfinite(rows.sum()) or rows.isfinite().all() for rows in found):
+        if math.isfinite(found.sum()) or found.isfinite().all():
             return
-        width = found[0].shape[1]  # a drafter's sums may lie beside a row
+        width = found.shape[1]  # a drafter's sums may lie beside a row
         wide = torch.float32, torch.device("cpu")  # holds every type of rows; float16 does not
         arrived = [to_tensor(rows[:, :width], *wide) for rows in given if rows is not None]
         if not all(rows.isfinite().all() for rows in arrived):
@@ -173,7 +171,7 @@ class ModelStage:
                 "the way; run the job again, and look at the memory of both machines"
             )
         raise ModelError(
-            f"a pass gave rows that are NaN or infinite in {found[0].dtype}: their range is too "
+            f"a pass gave rows that are NaN or infinite in {found.dtype}: their range is too "
             "small for this model, or its weights are damaged; try --dtype bfloat16 or float32"
         )
 

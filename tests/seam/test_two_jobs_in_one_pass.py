@@ -305,17 +305,18 @@ def test_rows_beyond_a_stages_own_type_were_not_altered_on_the_way(tmp_path: Pat
     stage.block.dtype = torch.float16
     rows = np.full((1, 64), 7e4, dtype=np.float32)
     with pytest.raises(ModelError, match=r"a pass gave rows .* in torch\.float16: their range is"):
-        stage._check_finite([torch.full((1, 64), torch.inf, dtype=torch.float16)], [rows])
+        stage._check_finite(torch.full((1, 64), torch.inf, dtype=torch.float16), [rows])
 
 
 def test_a_sum_out_of_range_is_no_row_out_of_range(tmp_path: Path) -> None:
     """Infinities of both signs have a sum that is NaN, and are found as well."""
     stage: Any = stages_of(save(FAMILIES["llama"], tmp_path), "float32")[1]
     large = torch.full((2, 64), 6e4, dtype=torch.float16)
-    stage._check_finite([large, -large], [None, None])
+    for rows in (large, -large):
+        stage._check_finite(rows, [None, None])
     large[1, :2] = torch.tensor([torch.inf, -torch.inf])
     with pytest.raises(ModelError, match="rows that are NaN or infinite"):
-        stage._check_finite([torch.ones((1, 64)), large], [None, None])
+        stage._check_finite(large, [None, None])
 
 
 JOBS = {

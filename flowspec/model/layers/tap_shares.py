@@ -14,7 +14,7 @@ from flowspec.model.kernels import served
 from flowspec.model.layers.block import LayerBlock
 from flowspec.model.layers.linear import KernelLinear, load_linear
 from flowspec.model.layers.taps import Taps, beside, parted
-from flowspec.model.rows.arrays import to_array, to_tensor
+from flowspec.model.rows.arrays import split, to_array, to_tensor
 from flowspec.model.rows.paged import RowCache
 from flowspec.model.rows.placement import Placement
 from flowspec.model.weights.directory import ModelDirectory
@@ -69,7 +69,7 @@ class TapShares:
         sums = torch.cat([above for _, above in given])
         readers = {layer: partial(_add, sums, linear) for layer, linear in self._terms.items()}
         hidden = self._block.run_together(parts, own, caches, placements, readers)
-        by_part = torch.split(sums, [len(part.ids) for part in parts])
+        by_part = split(sums, [len(part.ids) for part in parts])
         found = zip(hidden, by_part, wanted, strict=True)
         return [
             (left, self._leaving(left, above) if returned else to_array(left))
