@@ -425,11 +425,10 @@ def load_head(
         embedding = read_checked(target, stored, shape, where)
     name = stored if target.tied else "lm_head.weight"
     checked_entry(target, name, shape)
-    kind = where.head_rows
-    lm_head = load_linear(StoredWeight(target, name), where.head, kind, where.device)
+    lm_head = load_linear(StoredWeight(target, name), where.head, where.head_rows, where.device)
 
     def logits(rows: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = lm_head(rows.to(kind))
+        found: torch.Tensor = lm_head(rows.to(where.head_rows))
         return found
 
     return EagleDrafter(head, embedding, logits, where)

@@ -196,10 +196,8 @@ def load_eagle3(
         entry = checked_entry(directory, OFFSETS, (layout.vocabulary,))
         vocabulary = DraftVocabulary(read_integers(OFFSETS, entry), target.vocabulary)
 
-    kind = where.head_rows
-
     def logits(rows: torch.Tensor) -> torch.Tensor:
-        return head.logits(rows.to(kind))
+        return head.logits(rows.to(where.head_rows))
 
     return EagleDrafter(head, embedding, logits, where, vocabulary)
 

@@ -102,7 +102,6 @@ class LayerBlock(torch.nn.Module):
         self.placing = placing if placing is not None else Placing()
         self.dtype = self.placing.rows
         self.device = self.placing.device
-        self._head_rows = self.placing.head_rows
         whole = read_config(directory)
         found = build(
             directory,
@@ -200,7 +199,7 @@ class LayerBlock(torch.nn.Module):
         )
 
     def _rows_into(self, name: str) -> torch.dtype:
-        return self._head_rows if name == HEAD else self.dtype
+        return self.placing.head_rows if name == HEAD else self.dtype
 
     def new_cache(self, capacity: int) -> RowCache:
         """KV rows for one job, in a store of its own."""
@@ -317,7 +316,7 @@ class LayerBlock(torch.nn.Module):
         began = time.thread_time()
         short = self.lean.head if self.lean is not None else None
         head = self.head if short is None else short
-        logits: torch.Tensor = head(hidden.to(self._head_rows))
+        logits: torch.Tensor = head(hidden.to(self.placing.head_rows))
         self._note_since(began)
         return logits
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ _HEAD_OF_QUANTISED, _OTHERWISE = "int8-block", "int8"
 _OF_DRAFTERS = "int8-block"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Placing:
     """``precision`` of the layers' weights, and ``device``."""
 
@@ -41,7 +42,7 @@ class Placing:
         """The type that rows are computed in, and that keys and values have."""
         return _TYPES[PRECISIONS[self.precision].rows_on(self.device.type)]
 
-    @property
+    @cached_property
     def head(self) -> str:
         """The precision of the LM head."""
         if not PRECISIONS[self.precision].quantised:
@@ -50,7 +51,7 @@ class Placing:
             return "bfloat16"
         return _HEAD_OF_QUANTISED if served(_HEAD_OF_QUANTISED, "cpu") else _OTHERWISE
 
-    @property
+    @cached_property
     def head_rows(self) -> torch.dtype:
         """The type of rows into the LM head, and of logits."""
         return torch.float32 if PRECISIONS[self.head].quantised else self.rows
