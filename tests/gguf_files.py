@@ -219,5 +219,7 @@ def _write_pieces(writer: GGUFWriter) -> None:
 def _write_value(writer: GGUFWriter, key: str, value: float | str) -> None:
     if isinstance(value, str):
         writer.add_string(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
     else:
         (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key, value)

@@ -94,7 +94,8 @@ Dtype = Annotated[
     typer.Option(
         callback=checked_by(check_dtype),
         help=f"Precision of the target: {', '.join(DTYPES)}; "
-        "auto, the default, is the one that the model declares.",
+        "auto, the default, is the one that the model declares, of a GGUF file the one that keeps "
+        "its values or is closest to them.",
     ),
 ]
 Device = Annotated[

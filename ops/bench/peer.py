@@ -17,7 +17,8 @@ Either side has equally many settings (``ops.peer.settings``): ``--strategies`` 
 ``chain@ngram`` has that drafter and a pipeline beside the others'; plain
 decoding and ``--drafts`` of theirs, maximum draft lengths, where ``8@0.5`` ends a draft early at a
 token whose probability is below 0.5, and ``2x8`` drafts 8 tokens behind the last place where the
-last 2 came before. A ``--target`` has drafts of that kind alone. At each latency every setting
+last 2 came before. A ``--target`` has drafts of the first kind if ``--draft`` has an EAGLE-3 head:
+llama.cpp drafts with it too. At each latency every setting
 decodes ``--tuning`` prompts of the tuning half once; the ``--finalists`` fastest of either side
 decode ``--count`` prompts of the measuring half ``--repeats`` times, the sides in turn. A ratio is
 the median over prompts of the median over repeats of their time over ours, with its 95% interval by
@@ -41,11 +42,14 @@ from pathlib import Path
 
 from flowspec.cluster import Setup
 from flowspec.errors import ConfigError, FlowSpecError
+from flowspec.model.drafters.eagle3_layout import is_eagle3
+from flowspec.model.drafters.sources import taps_of
 from flowspec.model.weights.directory import default_pair, open_directory
 from ops.bench.arguments import count, latencies
 from ops.bench.report import machine_line
 from ops.parser import Parser
 from ops.peer.duration import Extent
+from ops.peer.head import convert_head
 from ops.peer.install import DEFAULT_FOLDER, Peer, version
 from ops.peer.llama import DraftOptions, Llama
 from ops.peer.page import Taken, page, take
@@ -62,12 +66,13 @@ QUIET = 0.5
 class Plan:
     """The installed ``peer``, our ``setup``, the settings of both, and how much is run.
 
-    ``file``: the target in GGUF.
+    ``file``: the target in GGUF. ``head``: what drafts for it in llama.cpp, as ``Llama``'s.
     """
 
     peer: Peer
     setup: Setup
     file: Path
+    head: Path | None
     strategies: tuple[str, ...]
     drafts: tuple[DraftOptions, ...]
     extent: Extent
@@ -86,8 +91,11 @@ def load_words(*, busy: bool) -> str:
     return f"load {load:.1f} at the start: other work ran beside this, all times are void"
 
 
-def plan_of(given: argparse.Namespace) -> Plan:
-    """The plan that the arguments describe; ConfigError for settings that are not valid."""
+def plan_of(given: argparse.Namespace, folder: Path) -> Plan:
+    """The plan that the arguments describe; ConfigError for settings that are not valid.
+
+    ``folder``: where a head is converted into.
+    """
     strategies = tuple(given.strategies.split())
     usual = DRAFTS if given.target is None else LOOKUPS
     drafts = tuple(drafting(text) for text in (given.drafts or ",".join(usual)).split(","))
@@ -104,7 +112,25 @@ def plan_of(given: argparse.Namespace) -> Plan:
     peer = Peer(given.peer.absolute())
     target, draft = default_pair() if given.target is None else (str(given.target), given.draft)
     file = given.target or peer.model("target")
-    return Plan(peer, Setup(target, draft, given.stages), file, strategies, drafts, extent)
+    head = None
+    if given.target is not None and not all(one.lookup for one in drafts):
+        head = head_of(target, draft, given.target, folder)
+    return Plan(peer, Setup(target, draft, given.stages), file, head, strategies, drafts, extent)
+
+
+def head_of(target: str, draft: str, whole: Path, folder: Path) -> Path:
+    """The EAGLE-3 head in ``draft`` as a GGUF file; ConfigError if there is none."""
+    directory = open_directory(target)
+    taps = taps_of(draft, directory)
+    head = None if taps is None else open_directory(taps.drafter)
+    if head is None or not is_eagle3(head):
+        raise ConfigError(
+            f"--draft {draft} has no EAGLE-3 head, which llama.cpp would draft with; give --drafts "
+            "like 2x8 alone"
+        )
+    file = folder / "head.gguf"
+    convert_head(head, directory, whole, file)
+    return file
 
 
 def drafters_of(plan: Plan) -> dict[str, str]:
@@ -145,7 +171,7 @@ def taken_at(
             return Path(stack.enter_context(made))
 
         llama = stack.enter_context(
-            their_pipeline(plan.peer, plan.setup, plan.file, latency, logs())
+            their_pipeline(plan.peer, plan.setup, plan.file, plan.head, latency, logs())
         )
         pipelines = {
             drafter: stack.enter_context(
@@ -167,7 +193,11 @@ def taken_at(
 
 def report(given: argparse.Namespace) -> None:
     """Print the estimate, or the tables of every latency as soon as they are known."""
-    plan = plan_of(given)
+    with tempfile.TemporaryDirectory(prefix="flowspec-peer-") as folder:
+        _report(given, plan_of(given, Path(folder)))
+
+
+def _report(given: argparse.Namespace, plan: Plan) -> None:
     extent = plan.extent
     if given.estimate:
         print(extent.told(given.latencies))

@@ -94,10 +94,10 @@ def tensors(directory: ModelDirectory) -> Iterator[tuple[str, Floats]]:
     heads = {"attn_q": queries, "attn_k": int(config.get("num_key_value_heads", queries))}
     ends = _ENDS if directory.tied else {**_ENDS, "output": "lm_head"}
     for name, source in ends.items():
-        yield f"{name}.weight", _read(directory, f"{source}.weight")
+        yield f"{name}.weight", read(directory, f"{source}.weight")
     for layer in range(directory.layers):
         for name, source in _LAYER.items():
-            weight = _read(directory, f"model.layers.{layer}.{source}.weight")
+            weight = read(directory, f"model.layers.{layer}.{source}.weight")
             yield (
                 f"blk.{layer}.{name}.weight",
                 interleaved(weight, heads[name]) if name in heads else weight,
@@ -188,7 +188,8 @@ def convert(directory: ModelDirectory, file: Path, packages: Path | None = None)
     partial.replace(file)
 
 
-def _read(directory: ModelDirectory, name: str) -> Floats:
+def read(directory: ModelDirectory, name: str) -> Floats:
+    """The tensor ``name`` in float32."""
     entry = directory.tensor(name)
     with entry.file.open("rb") as file:
         file.seek(entry.start)

@@ -51,7 +51,7 @@ class DraftOptions:
     """A draft has at most ``most`` tokens and ends at a token less probable than ``least``.
 
     ``lookup``: it is what followed the last so many tokens when they came before; 0: it is the
-    draft model's.
+    draft model's or head's.
     """
 
     most: int
@@ -68,7 +68,8 @@ class DraftOptions:
 class Llama:
     """The tools of ``peer``, with stages at ``addresses`` (``host:port``) in layer order.
 
-    ``target``: its file in GGUF.
+    ``target``: its file in GGUF. ``head``: that of an EAGLE-3 head of it, which drafts in place of
+    the packaged draft model.
     """
 
     peer: Peer
@@ -76,6 +77,7 @@ class Llama:
     layers: int
     context: int
     target: Path
+    head: Path | None = None
 
     def token_ids(self, prompt: str) -> tuple[int, ...]:
         """llama.cpp's token ids of ``prompt``."""
@@ -111,8 +113,10 @@ class Llama:
             return ["--spec-type", "ngram-simple", *chain(*named)]
         limits = {"n-max": drafting.most, "p-min": drafting.least}
         named = [(f"--spec-draft-{name}", str(limit)) for name, limit in limits.items()]
-        model = ["-md", str(self.peer.model("draft")), "-ngld", "0", "-devd", "none", "-td", "1"]
-        return ["--spec-type", "draft-simple", *chain(*named), *model]
+        kind = "draft-simple" if self.head is None else "draft-eagle3"
+        model = ["-md", str(self.head or self.peer.model("draft"))]
+        on = ["-ngld", "0", "-devd", "none", "-td", "1"]
+        return ["--spec-type", kind, *chain(*named), *model, *on]
 
     def _reported(
         self, name: str, options: Sequence[str], prompt: str, report: Sequence[re.Pattern[str]]

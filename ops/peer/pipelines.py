@@ -82,16 +82,19 @@ def our_processes(
 
 @contextlib.contextmanager
 def their_pipeline(
-    peer: Peer, setup: Setup, file: Path, latency: float, logs: Path
+    peer: Peer, setup: Setup, file: Path, head: Path | None, latency: float, logs: Path
 ) -> Iterator[Llama]:
-    """llama.cpp with the target's ``file``; its links to the stages have ``latency`` seconds."""
+    """llama.cpp with the target's ``file``; its links to the stages have ``latency`` seconds.
+
+    ``head``: as ``Llama``'s.
+    """
     target = open_directory(setup.target)
     with (
         servers(peer, setup.stages, logs) as addresses,
         relays(addresses, latency, logs / "theirs.log") as links,
     ):
         at = [f"{HOST}:{port}" for port in links.ports]
-        yield Llama(peer, at, target.layers, target.context, file)
+        yield Llama(peer, at, target.layers, target.context, file, head)
 
 
 def ours(
@@ -142,7 +145,7 @@ def sides(
         {f"ours, {name}": partial(_ours, client, name, tokens) for name, client in clients.items()},
         {
             "llama.cpp": lambda prompt: llama.plain(prompt.rendered, tokens),
-            **{f"llama.cpp, {by}": partial(_drafted, llama, by, tokens) for by in drafts},
+            **{_named(llama, by): partial(_drafted, llama, by, tokens) for by in drafts},
         },
     )
 
@@ -155,6 +158,10 @@ def warm_up(clients: Mapping[str, Client], prompt: PeerPrompt) -> None:
 
 def _ours(client: Client, setting: str, tokens: int, prompt: PeerPrompt) -> LlamaRun:
     return ours(client, parted(setting)[0], tokens, prompt)[0]
+
+
+def _named(llama: Llama, by: DraftOptions) -> str:
+    return f"llama.cpp, {by}{' by the head' if llama.head and not by.lookup else ''}"
 
 
 def _drafted(llama: Llama, by: DraftOptions, tokens: int, prompt: PeerPrompt) -> LlamaRun:

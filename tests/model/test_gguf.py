@@ -449,6 +449,28 @@ def test_a_tokenizer_of_pieces_is_read(tmp_path: Path) -> None:
     assert tokenizer.eos == {2}
 
 
+@pytest.mark.parametrize("family", ["llama", "mistral", "phi3", "gemma3"])
+def test_a_text_of_pieces_begins_without_a_space_if_the_file_says_so(
+    tmp_path: Path, family: str
+) -> None:
+    """As llama.cpp's converter says it of tokenizers that add none."""
+    file = tmp_path / "model.gguf"
+    write(file, family, pieces=True, more={"tokenizer.ggml.add_space_prefix": False})
+    directory = open_directory(str(file))
+    tokenizer = Tokenizer(directory)
+    ids = tokenizer.encode("hello hello", raw=False)
+    read = load_tokenizer(directory.path)
+    assert [*ids] == read.convert_tokens_to_ids(["<s>", "hello", "▁hello"])
+    assert tokenizer.detokenizer.decode(ids) == "hello hello"
+    assert tokenizer.detokenizer.decode(tokenizer.encode(" hello", raw=False)) == " hello"
+
+
+def test_a_tokenizer_of_pieces_is_refused_where_the_library_has_none(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write(file, "qwen2", pieces=True)
+    assert "its tokenizer is one of SentencePiece, which no qwen2 model has" in refused(file)
+
+
 def test_a_split_that_the_library_does_not_know_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     write(file, more={"tokenizer.ggml.pre": "viking"})

@@ -7,15 +7,18 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gguf import GGUFReader, quants
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from flowspec.cluster import Setup
 from flowspec.errors import ClusterError, ConfigError
@@ -31,6 +34,8 @@ from ops.peer.perplexity import perplexity, pieces
 from ops.peer.pipelines import known
 from ops.peer.prompts import PeerPrompt, chosen
 from ops.peer.settings import CUT, DRAFTS, LENGTHS, LOOKUPS, STRATEGIES, check, drafting
+from tests.gguf_files import HIDDEN, write
+from tests.model.eagle3_heads import HEAD_DIM, HEADS, Shape, save_eagle3
 
 TARGET = default_pair()[0]
 #: Of our pipelines, in the order of their start.
@@ -55,6 +60,8 @@ class StubClient:
 
 class StubLlama:
     """Encodes as the target does; 10 ms per token without drafts, 40 ms with."""
+
+    head = None
 
     def __init__(self, ids: dict[str, tuple[int, ...]]) -> None:
         self.ids = ids
@@ -223,6 +230,48 @@ def test_an_idle_machine_is_not_refused_for_its_load(
     monkeypatch.setattr(sys, "argv", ["peer", "--peer", str(tmp_path)])
     with pytest.raises(SystemExit, match=r"llama\.cpp is not installed; run `make peer`"):
         program.main()
+
+
+def test_a_target_without_a_head_has_lookups_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.gguf"
+    write(file)
+    words = ("--target", file, "--draft", "ngram", "--drafts", "2x8,3")
+    settings = ("--strategies", "auto chain autoregressive")
+    monkeypatch.setattr(sys, "argv", ["peer", *map(str, words), *settings])
+    with pytest.raises(SystemExit, match=r"^peer: --draft ngram has no EAGLE-3 head, [^\n]*$"):
+        program.main()
+
+
+def test_a_head_becomes_one_of_llama_cpp(tmp_path: Path) -> None:
+    """By its names; the rotary halves interleaved, and each token by the target's number."""
+    whole = tmp_path / "model.gguf"
+    write(whole)
+    target = open_directory(str(whole))
+    head = save_eagle3(tmp_path / "head", target, Shape(hidden=HIDDEN, layers=(0, 1, 2)))
+    file = program.head_of(str(whole), str(head.path), whole, tmp_path)
+    found = GGUFReader(file)
+    assert found.fields["general.architecture"].contents() == "eagle3"
+    assert found.fields["eagle3.target_layers"].contents() == [0, 1, 2]
+    tokens = found.fields["tokenizer.ggml.tokens"].contents()
+    assert tokens == GGUFReader(whole).fields["tokenizer.ggml.tokens"].contents()
+    tensors = {tensor.name: tensor for tensor in found.tensors}
+    stored = load_file(head.path / "model.safetensors")
+    ids = stored["d2t"].numpy() + np.arange(len(stored["d2t"]))
+    assert tensors["d2t"].data.tolist() == ids.tolist()
+    queries = tensors["blk.0.attn_q.weight"]
+    values = quants.dequantize(queries.data, queries.tensor_type)
+    halves = values.reshape(HEADS, HEAD_DIM // 2, 2, -1).swapaxes(1, 2).reshape(values.shape)
+    wanted = stored["midlayer.self_attn.q_proj.weight"].numpy()
+    assert np.abs(halves - wanted).max() <= np.abs(wanted).max() / 127
+    assert len(tensors) == 14
+    llama = tool(tmp_path, "llama-speculative-simple", f'echo "$@" > {tmp_path}/words; exit 1')
+    with pytest.raises(ClusterError):
+        replace(llama, head=file).speculative("<p>", 10, DraftOptions(3))
+    words = (tmp_path / "words").read_text()
+    assert "--spec-type draft-eagle3 --spec-draft-n-max 3 --spec-draft-p-min 0.0" in words
+    assert f"-md {file}" in words
 
 
 # ---- a whole run ---------------------------------------------------------------------------------

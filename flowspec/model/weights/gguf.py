@@ -23,7 +23,7 @@ from flowspec.observe import note
 
 SUFFIX = ".gguf"
 #: Raised when a folder in the cache would be written otherwise.
-_VERSION = 6
+_VERSION = 7
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 

@@ -124,6 +124,11 @@ _SPLITS = frozenset(
     ]
 )
 
+#: What pieces have for a space.
+_SPACE = "\u2581"
+#: Families that the library reads a tokenizer of SentencePiece for.
+_OF_PIECES = ("llama", "gemma2", "gemma3", "phi3")
+
 
 def describe(files: Sequence[Path], folder: Path) -> None:
     """Write config, tokenizer and index of the model in ``files`` into ``folder``."""
@@ -378,11 +383,18 @@ def _llama_3(factors: Floats, theta: float, file: Path) -> dict[str, Any]:
 
 
 def _write_tokenizer(source: Path, file: Path, facts: _Facts, folder: Path) -> None:
+    from tokenizers import decoders, normalizers
     from tokenizers import pre_tokenizers as steps
     from transformers import AutoTokenizer
 
+    kind = facts.value("tokenizer.ggml.model")
+    if kind == "llama" and facts.family not in _OF_PIECES:
+        raise ModelError(
+            f"{file}: its tokenizer is one of SentencePiece, which no {facts.family} model has; "
+            "take the model's safetensors"
+        )
     split = facts.value("tokenizer.ggml.pre") or "default"
-    if facts.value("tokenizer.ggml.model") == "gpt2" and split not in _SPLITS:
+    if kind == "gpt2" and split not in _SPLITS:
         raise ModelError(
             f"{file}: its tokenizer splits texts as {split!r} does, which is not known here; take "
             "the model's safetensors"
@@ -394,6 +406,13 @@ def _write_tokenizer(source: Path, file: Path, facts: _Facts, folder: Path) -> N
     if split == "smollm":
         backend = found.backend_tokenizer
         backend.pre_tokenizer = steps.Sequence([steps.Digits(True), backend.pre_tokenizer])
+    if kind == "llama" and not facts.value("tokenizer.ggml.add_space_prefix", True):
+        backend = found.backend_tokenizer
+        backend.normalizer = normalizers.Replace(" ", _SPACE)
+        backend.pre_tokenizer = None
+        backend.decoder = decoders.Sequence(
+            [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        )
     try:
         found.save_pretrained(folder)
     except Exception as error:
