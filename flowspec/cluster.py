@@ -285,7 +285,7 @@ class Cluster:
                 time.sleep(0.05)
 
     def _weigh(self, stages: Sequence[Mapping[str, Any]]) -> None:
-        """Say once, while they load, what memory the stages on a device need, if it is much.
+        """Say once, while they load, what memory the ``stages`` of a device need, if it is much.
 
         Or if it is more than was free there.
         """
@@ -295,20 +295,26 @@ class Cluster:
             return
         self._weighed = True
         for device in sorted({facts["device"] for facts in stages}):
-            beside = [facts for facts in stages if facts["device"] == device]
-            needed = sum(facts[NEEDS] for facts in beside)
-            free = max(facts[FREE] for facts in beside)
+            beside = {
+                number: facts
+                for number, facts in enumerate(stages, start=1)
+                if facts["device"] == device
+            }
+            needed = sum(facts[NEEDS] for facts in beside.values())
+            free = max(facts[FREE] for facts in beside.values())
+            each = ", ".join(
+                f"stage {number} {gib(facts[NEEDS])}" for number, facts in beside.items()
+            )
             if needed > free:
                 self._say(
-                    f"the stages on {device} need {gib(needed)} together, and {gib(free)} were "
-                    "free: the system may end one; a smaller --dtype, --context or --jobs needs "
-                    "less"
+                    f"the stages on {device} need {gib(needed)} together ({each}), and {gib(free)} "
+                    "were free: the system may end one; a smaller --dtype, --context or --jobs "
+                    "needs less"
                 )
             elif needed >= _MUCH:
-                each = ", ".join(gib(facts[NEEDS]) for facts in beside)
                 self._say(
-                    f"loading stages on {device}, which with their programs and KV rows need "
-                    f"{each}; {gib(free)} are free"
+                    f"loading stages on {device}, with their programs and KV rows {each}; "
+                    f"{gib(free)} are free"
                 )
 
     def check(self) -> None:

@@ -96,7 +96,7 @@ def unusable(error: OSError) -> str:
     if error.filename is None:
         return said
     where = os.fsdecode(error.filename)
-    return f"{where} cannot be used: {said}; choose another place, or change its permissions"
+    return f"{where} cannot be used: {said}; choose another place, or give this user access"
 
 
 def line_of(error: Exception) -> str | None:

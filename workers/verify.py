@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from flowspec.core.prefixes.kept_prefixes import most_blocks
 from flowspec.core.protocol.addresses import stage_address
+from flowspec.core.protocol.lease import ROW_SECONDS
 from flowspec.core.run.limits import BLOCK_ROWS, CONTIGUOUS, PAGED, STORES
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.errors import ClaimError, ConfigError
-from flowspec.model.base import HasFacts, HasRoom, StageExecutor, placed
+from flowspec.model.base import ROW, HasFacts, HasRoom, StageExecutor, placed
 from flowspec.model.empty_stage import PassingStage
 from flowspec.model.layers.taps import Taps
 from flowspec.model.weights.directory import ModelDirectory, layer_range, open_directory
@@ -53,11 +54,15 @@ Load = Callable[
 
 
 class _Stage(NamedTuple):
-    """A loaded stage. ``model_seconds``: CPU seconds in its model so far; None: not measured."""
+    """A loaded stage. ``model_seconds``: CPU seconds in its model so far; None: not measured.
+
+    ``row_seconds``: that a lone row takes.
+    """
 
     performer: VerifyPerformer
     model_seconds: Callable[[], float] | None
     executor: StageExecutor
+    row_seconds: float
 
 
 @dataclass(slots=True)
@@ -153,14 +158,20 @@ def _serve(
     def serve(wiring: Wiring, lease: Lease) -> None:
         if known.loaded is None:
             known.loaded = _load(load, given, record, stage, facts)
-        performer, model_seconds, executor = known.loaded
+        performer, model_seconds, executor, row_seconds = known.loaded
         performer.drop()
         if isinstance(executor, HasRoom):
             facts.ask(executor.room)
         machine = StageMachine(stage, stages, generation=lease.holder.generation)
         with closing(wiring.link(lease.holder)) as link:
             worker = make_worker(
-                record, machine, link, performer, lease, model_seconds=model_seconds
+                record,
+                machine,
+                link,
+                performer,
+                lease,
+                model_seconds=model_seconds,
+                row_seconds=row_seconds,
             )
             facts.ask(worker.facts)
             layers = layer_range(record["layers"], stage)
@@ -180,13 +191,16 @@ def _load(
     layers = layer_range(record["layers"], stage)
     taps = Taps.read(record["taps"]) if "taps" in record else None
     target, executor, model_seconds = _load_stage(load, given, record, stage, taps, facts)
+    row = None
     if isinstance(executor, HasFacts):
         known = executor.facts()
+        row = known.get(ROW)
         facts.know(known)
         logger(stage=stage).info("stage loaded", **known)
     beside = taps.width if taps is not None and taps.reach(layers.start) else 0
     performer = VerifyPerformer(executor, (target.hidden_size,), beside=beside)
-    return _Stage(performer, model_seconds, executor)
+    row_seconds = row if isinstance(row, float) else ROW_SECONDS
+    return _Stage(performer, model_seconds, executor, row_seconds)
 
 
 def _read_arguments(given: Sequence[str] | None) -> argparse.Namespace:

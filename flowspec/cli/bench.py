@@ -174,7 +174,7 @@ def simulate(
         return
     console = Console(highlight=False, soft_wrap=True)
     console.print(
-        f"Simulated: {cluster.name}, {count} stages. {cluster.summary}.\n"
+        f"Simulated: {cluster.name}, {count} stages: {cluster.summary}.\n"
         f"Source: {cluster.source}. {sentence(str(cluster.way))}\n"
         f"Acceptance is that of {of_whom(cluster)}.",
         markup=False,

@@ -83,13 +83,14 @@ class _Service:
 
     def _must_end(self) -> bool:
         """Whether a signal came, or no process of the pipeline is left; says what has stopped."""
+        is_left = self._cluster.alive  # before the check, which then says of all what stopped them
         try:
             self._cluster.check()
         except ClusterError as error:
             if str(error) != self._said:
                 self._said = str(error)
                 sys.stderr.write(f"flowspec: {error}\n")
-        return self._is_stopped or not self._cluster.alive
+        return self._is_stopped or not is_left
 
     def _say_ready(self) -> None:
         name = self._settings.name or name_of(self._setup.target)

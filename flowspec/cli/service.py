@@ -310,13 +310,14 @@ class _Supervisor:
 
     def _watch(self) -> bool:
         """Report stopped processes, each change once; False once no process is left."""
+        is_left = self._cluster.alive  # before the check, which then says of all what stopped them
         try:
             self._cluster.check()
         except ClusterError as error:
             if str(error) != self._said:
                 self._said = str(error)
                 sys.stderr.write(f"flowspec: {error}\n")
-        return self._cluster.alive
+        return is_left
 
 
 def _main() -> None:

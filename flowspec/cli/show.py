@@ -285,10 +285,10 @@ def summary(result: Result) -> str:
     """How a job ended and how fast it was, in one line."""
     asked = result.max_new_tokens
     tokens = len(result.token_ids)
-    ended = {"length": ", as many as asked for", "cancelled": " until it was cancelled"}
-    why = ended.get(result.finish_reason, "")
-    if result.finish_reason == "length" and asked is not None and tokens < asked:
-        why = f" of the {asked} asked for: the context is full"
+    why = " until it was cancelled" if result.finish_reason == "cancelled" else ""
+    if result.finish_reason == "length" and asked is not None:
+        full = f" of the {asked} asked for: the context is full"
+        why = full if tokens < asked else ", as many as asked for"
     noun = "token" if tokens == 1 else "tokens"
     speed = result.stats.get("tokens_per_second")
     hits, drafted = (result.stats.get(name) for name in ("hit_rate", "draft_passes"))

@@ -24,6 +24,8 @@ from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import FlowSpecError, StateError
 
+#: The fact of a stage: seconds that a lone row takes.
+ROW = "row_seconds"
 #: Rows of one job leaving a stage: ``[rows, hidden]`` or, for the toy model, ``[rows]``.
 RowArray = npt.NDArray[Any]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,8 +16,8 @@ from flowspec.core.protocol.work import Choice, Kept, Part, Pass, PassDone, Work
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import CONTIGUOUS, PAGED
 from flowspec.core.run.sampling import Sampling
-from flowspec.errors import ModelError, StateError
-from flowspec.model.base import RowArray
+from flowspec.errors import FlowSpecError, ModelError, StateError
+from flowspec.model.base import ROW, RowArray
 from flowspec.model.layers.block import LayerBlock
 from flowspec.model.layers.placing import Placing
 from flowspec.model.layers.tap_shares import TapShares
@@ -65,6 +66,7 @@ class ModelStage:
         self._runs: dict[RunKey, tuple[RowCache, Sampling, Returns]] = {}
         self._kept: KeptRows[Any] = KeptRows()
         self.evict = self._kept.evict
+        self._row_seconds: float | None = None
 
     @property
     def block(self) -> LayerBlock:
@@ -72,8 +74,9 @@ class ModelStage:
         return self._block
 
     def facts(self) -> dict[str, object]:
-        """See ``LayerBlock.facts``."""
-        return self._block.facts()
+        """See ``LayerBlock.facts``; and the seconds of a lone row, if one could be tried."""
+        tried = {} if self._row_seconds is None else {ROW: round(self._row_seconds, 6)}
+        return {**self._block.facts(), **tried}
 
     def room(self) -> dict[str, object]:
         """The store, and its blocks by now if there is a pool, for ``status``."""
@@ -90,6 +93,24 @@ class ModelStage:
     def clock(self) -> Callable[[], float] | None:
         """``model_seconds``; None on a GPU, which computes while the thread goes on."""
         return (lambda: self.model_seconds) if self._block.device.type == "cpu" else None
+
+    def try_row(self) -> None:
+        """Compute one row, token 0 or zeros, so that the first pass is neither slow nor unknown.
+
+        A block that cannot is left to the jobs, which are told why.
+        """
+        block, run = self._block, RunKey("trial", 1)
+        rows = None
+        if not block.first:
+            rows = to_array(torch.zeros(1, block.config.hidden_size, dtype=block.dtype))
+        tokens, answers = (0,) if block.first else (), (0,) if block.last else ()
+        part = Part(run, 0, (0,), (-1,), (0,), tokens, (0,), context=1, answers=answers)
+        self.allocate(run, 1, Sampling(), Returns())
+        began = time.monotonic()
+        with contextlib.suppress(FlowSpecError):
+            self.run(Pass((part,)), [rows])
+            self._row_seconds = time.monotonic() - began
+        self.release(run)
 
     def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:
         store = self._store
@@ -219,4 +240,6 @@ def load_stage(
     last = layers.stop == directory.layers
     block = LayerBlock(directory, layers, first=first, last=last, placing=placing)
     shares = TapShares(block, layers, taps, drafter) if taps is not None else None
-    return ModelStage(block, shares, block.new_store(blocks) if blocks else None)
+    stage = ModelStage(block, shares, block.new_store(blocks) if blocks else None)
+    stage.try_row()
+    return stage

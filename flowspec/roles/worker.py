@@ -13,7 +13,7 @@ from typing import Protocol
 
 from flowspec.core.protocol.bundles import Bundle, bundled, unbundled
 from flowspec.core.protocol.codes import Code
-from flowspec.core.protocol.lease import HUNG_SECONDS, Doing, most_of_pass
+from flowspec.core.protocol.lease import HUNG_SECONDS, ROW_SECONDS, Doing, most_of_pass
 from flowspec.core.protocol.machine import (
     Allocate,
     Commit,
@@ -107,7 +107,7 @@ class Worker:
     ``header``: first line of recordings, for the one worker that writes it. ``check_lease``: called
     before every write; it waits for a late lease and raises LeaseLost for a lost one. ``texts``:
     encodes prompts beside the loop; None: the performer does, in the loop. ``naming``: of the stats
-    of jobs that end.
+    of jobs that end. ``row_seconds``: that a lone row takes, for the first pass.
     """
 
     def __init__(
@@ -121,6 +121,7 @@ class Worker:
         check_lease: Callable[[], None] = lambda: None,
         texts: TextProcess | None = None,
         naming: Naming = dict,
+        row_seconds: float = ROW_SECONDS,
     ) -> None:
         self._check_lease = check_lease
         self._naming = naming
@@ -136,6 +137,7 @@ class Worker:
         self.passes = 0
         self.busy_seconds = 0.0
         self._longest = 0.0  # seconds of the longest pass
+        self._row_seconds = row_seconds
         self._doing = Doing()
 
     def run(self, stop: Callable[[], bool]) -> None:
@@ -326,7 +328,7 @@ class Worker:
     def _compute(self, work: Work) -> WorkResult:
         began = self._clock()
         wall = time.monotonic()
-        self._begin(most_of_pass(self._longest, rows_of(work)))
+        self._begin(most_of_pass(self._longest, rows_of(work), self._row_seconds))
         try:
             result = self._performer.compute(work, self._link)
         except FlowSpecError as error:

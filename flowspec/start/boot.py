@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from typing import NoReturn
 
 from flowspec import __version__, observe
-from flowspec.core.protocol.lease import TERMS
+from flowspec.core.protocol.lease import ROW_SECONDS, TERMS
 from flowspec.core.protocol.machine import Machine
 from flowspec.errors import (
     BrokerError,
@@ -406,11 +406,12 @@ def make_worker(
     model_seconds: Callable[[], float] | None = None,
     texts: TextProcess | None = None,
     naming: Naming = dict,
+    row_seconds: float = ROW_SECONDS,
 ) -> Worker:
     """The loop of a worker process under ``lease``, on an emulated device if ``record`` names one.
 
-    ``model_seconds``: see ``rehearse.emulator``; ``texts``, ``naming``: ``roles.worker``. An
-    emulated device encodes itself.
+    ``model_seconds``: see ``rehearse.emulator``; ``texts``, ``naming``, ``row_seconds``:
+    ``roles.worker``. An emulated device encodes itself.
     """
     gc.collect()
     # A collection over a loaded model's objects takes 0.2 s, which would delay a token.
@@ -436,6 +437,7 @@ def make_worker(
             check_lease=lease.check,
             texts=texts,
             naming=naming,
+            row_seconds=row_seconds,
         )
     lease.doing = worker.doing
     return worker

@@ -203,7 +203,7 @@ class Pipeline:
         except redis.RedisError:
             return
         if not waits and time.monotonic() - job.since > 5.0:
-            job.error, job.ended = "lost with its key", "lost"
+            job.error, job.ended = "vanished with its data", "lost"
         job.ids.clear()
         for _, entry in entries:
             kind = entry.get(b"kind")

@@ -49,6 +49,7 @@ def test_one_line_says_how_a_job_ended_and_how_fast_it_was() -> None:
     fast = {"tokens_per_second": 51.64, "hit_rate": 0.916, "draft_passes": 9}
     assert said(38, "eos", **fast) == "38 tokens; 51.6 tokens/s, hit rate 0.92"
     assert said(64, "length", 64, **fast).startswith("64 tokens, as many as asked for; 51.6")
+    assert said(64, "length", **fast).startswith("64 tokens; 51.6")
     plain = fast | {"hit_rate": 0.0, "draft_passes": 0}
     assert said(38, "eos", **plain) == "38 tokens; 51.6 tokens/s"
     cut = said(1016, "length", 5000, tokens_per_second=30.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_run import StageRun
 from flowspec.core.stage.stage_worker import StageMachine
+from flowspec.model.base import ROW
 from flowspec.model.drafters.language_model import load_drafter
 from flowspec.model.layers.block import LayerBlock
 from flowspec.model.reference import Reference
@@ -164,6 +166,17 @@ def test_a_stage_reads_its_own_weights_and_no_others(
         "model.norm.weight",
         "model.embed_tokens.weight",
     }
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_stage_has_tried_a_row_before_it_serves(family: Family, name: str) -> None:
+    for layers in RANGES:
+        stage = load_stage(family(name), layers, blocks=8)
+        tried = stage.facts()[ROW]
+        assert isinstance(tried, float)
+        assert tried > 0
+        kept: Any = stage.room()["kv"]
+        assert kept["free"] == kept["blocks"]
 
 
 def test_other_stages_shard_files_need_not_be_there(family: Family, llama_copy: object) -> None:

@@ -115,13 +115,16 @@ def test_what_stages_need_together_is_told_once_if_it_is_much() -> None:
     for _ in range(2):
         cluster._weigh(stages)
     (line,) = said
-    assert line.startswith("the stages on cpu need 9.0 GiB together, and 8.0 GiB were free: ")
+    assert line.startswith(
+        "the stages on cpu need 9.0 GiB together (stage 1 3.0 GiB, stage 2 3.0 GiB, stage 3 3.0 "
+        "GiB), and 8.0 GiB were free: "
+    )
     elsewhere = Cluster(Setup("target", "ngram", 3), say=said.append)
     elsewhere._weigh([*stages[:2], {**stages[2], "device": "cuda:0"}])
     assert said[1:] == [
-        "loading stages on cpu, which with their programs and KV rows need 3.0 GiB, 3.0 GiB; "
+        "loading stages on cpu, with their programs and KV rows stage 1 3.0 GiB, stage 2 3.0 GiB; "
         "8.0 GiB are free",
-        "loading stages on cuda:0, which with their programs and KV rows need 3.0 GiB; "
+        "loading stages on cuda:0, with their programs and KV rows stage 3 3.0 GiB; "
         "8.0 GiB are free",
     ]
     small = Cluster(Setup("target", "ngram", 1), say=said.append)

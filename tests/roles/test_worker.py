@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,15 +17,18 @@ import pytest
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.holders import Holder
-from flowspec.core.protocol.lease import LeaseTerms
+from flowspec.core.protocol.lease import HUNG_SECONDS, LeaseTerms
 from flowspec.core.protocol.machine import Send
 from flowspec.core.protocol.messages import Answer, Segment
+from flowspec.core.protocol.work import Part, Pass, PassDone
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import CANCEL, JobSpec
 from flowspec.errors import ReplayMismatch
 from flowspec.rehearse.emulated_link import EmulatedLink
 from flowspec.rehearse.replay import merge, replay
 from flowspec.roles.record import line_of
+from flowspec.roles.worker import Worker
 from flowspec.strategies import EXACT
 from flowspec.transport.base import CommitText, Link, Op, PutRows, ReadResult
 from flowspec.transport.connections.connection import connect
@@ -517,6 +521,24 @@ def test_a_loop_that_hangs_outside_a_pass_gives_its_role_up(
     assert lease.lost.startswith("the loop of verify-2 has hung for")
     until(lambda: "verify-2" not in cluster.control.claims())  # said first, then given back
     goes_on.set()
+
+
+def test_the_first_pass_is_bounded_by_what_a_lone_row_took() -> None:
+    bounds: list[float] = []
+
+    def computed(*_: object) -> PassDone:
+        bounds.append(worker.doing().most)
+        return PassDone(())
+
+    machine: Any = SimpleNamespace(serves=())
+    link: Any = SimpleNamespace(address=S2)
+    performer: Any = SimpleNamespace(compute=computed)
+    worker = Worker(machine, link, performer, row_seconds=0.9)
+    ids = tuple(range(10))
+    part = Part(RunKey("j", 1), 0, ids, (-1, *ids[:-1]), ids, ids, ids)
+    for _ in range(2):
+        worker._compute(Pass((part,)))
+    assert bounds == [90.0, HUNG_SECONDS]
 
 
 class LosingRows(Meddling):

@@ -43,10 +43,12 @@ REMEMBERED = 30
 #: The share of its lifetime in which a holder may write: a write takes a moment to arrive.
 WRITING_SHARE = 0.8
 #: A loop hangs that is at one thing for longer than this, seconds. A pass may take so many times
-#: the longest one before it; the first, of which nothing is known, a second a row up to a limit.
+#: the longest one before it; the first so many times what a lone row took for each of its rows, up
+#: to a limit.
 HUNG_SECONDS = 45.0
 HUNG_TIMES = 10.0
-FIRST_ROW_SECONDS = 1.0
+#: Of a lone row where none was tried.
+ROW_SECONDS = 0.1
 FIRST_SECONDS = 300.0
 
 
@@ -60,9 +62,12 @@ class Doing(NamedTuple):
     most: float = HUNG_SECONDS
 
 
-def most_of_pass(longest: float, rows: int) -> float:
-    """Seconds that a pass over ``rows`` may take; ``longest``: those of the longest one before."""
-    expected = HUNG_TIMES * longest if longest else min(FIRST_ROW_SECONDS * rows, FIRST_SECONDS)
+def most_of_pass(longest: float, rows: int, row: float = ROW_SECONDS) -> float:
+    """Seconds that a pass over ``rows`` may take; ``longest``: those of the longest one before.
+
+    ``row``: of a lone row before the first pass.
+    """
+    expected = HUNG_TIMES * longest if longest else min(HUNG_TIMES * row * rows, FIRST_SECONDS)
     return max(HUNG_SECONDS, expected)
 
 

@@ -25,7 +25,7 @@ class SeqReader:
             return False
         if seq != last + 1:
             raise GapError(
-                f"message {seq} from {sender} arrived where {last + 1} was due: one was lost"
+                f"a message was lost: {seq} from {sender} arrived where {last + 1} was due"
             )
         if seq == 1 and len(self._last) >= MOST_SENDERS:
             raise StateError(

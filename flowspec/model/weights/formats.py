@@ -138,7 +138,7 @@ def of_template(folder: Path) -> Unreadable | None:
         if "unknown tag" not in str(error):
             return Unreadable(
                 f"the chat template in {file} is broken, in line {error.lineno}: "
-                f"{' '.join(str(error.message).split())}",
+                f"{' '.join(str(error.message).split()).rstrip('.')}",
                 "correct it, or take it out to send prompts as they are",
             )
     except (OSError, ValueError, AttributeError, RecursionError):

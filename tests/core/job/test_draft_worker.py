@@ -312,7 +312,7 @@ def test_a_gap_in_what_the_last_stage_sends_ends_the_job() -> None:
     draft.seqs[RUN, S1] = 4
     finish = one(draft.receive(Answer(RUN, 0, (0,), (40,))), Finish)
     assert isinstance(finish, Finish)
-    assert "one was lost" in finish.error
+    assert "a message was lost" in finish.error
 
 
 def test_a_revoked_job_is_dropped_and_nothing_is_sent() -> None:

@@ -105,12 +105,18 @@ def test_a_loop_hangs_that_is_at_one_thing_for_longer_than_it_may_take(most: flo
     assert looks(HangWatch(), Doing(1, most), most + 3)
 
 
-@given(st.floats(0.01, 20.0), st.integers(0, 5000))
-def test_a_pass_may_take_ten_times_the_longest_and_the_first_one_a_second_a_row(
-    longest: float, rows: int
+@given(st.floats(0.01, 20.0), st.integers(0, 5000), st.floats(0.001, 2.0))
+def test_a_pass_may_take_ten_times_the_longest_or_at_first_ten_lone_rows_for_each(
+    longest: float, rows: int, row: float
 ) -> None:
-    assert most_of_pass(longest, rows) == max(HUNG_SECONDS, HUNG_TIMES * longest)
+    assert most_of_pass(longest, rows, row) == max(HUNG_SECONDS, HUNG_TIMES * longest)
+    first = min(FIRST_SECONDS, max(HUNG_SECONDS, 10 * row * rows))
+    assert most_of_pass(0.0, rows, row) == pytest.approx(first)
     assert most_of_pass(0.0, rows) == min(FIRST_SECONDS, max(HUNG_SECONDS, rows))
+
+
+def test_a_first_pass_of_a_small_model_may_take_no_longer_than_anything_else() -> None:
+    assert most_of_pass(0.0, 128, 0.03) == HUNG_SECONDS
 
 
 def test_neither_further_steps_nor_a_loop_before_its_first_nor_a_pause_hang() -> None:
