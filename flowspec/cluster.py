@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -206,6 +207,7 @@ class Cluster:
         self._logs: Path | None = None
         self._weighed = False
         self.url = url or ""
+        self.reported = ""
 
     def start(self, progress: Progress = lambda ready, of: None) -> None:
         """Start all processes and wait until they are ready; on an error stop them all."""
@@ -465,10 +467,21 @@ class Cluster:
             control.release(role, claim.token)
             return True
 
-    @property
-    def alive(self) -> bool:
-        """Whether any worker and the private broker, if there is one, runs or is started again."""
-        return BROKER not in self._ended and not self._commands.keys() <= self._ended.keys()
+    def report(self) -> bool:
+        """Say on stderr, each change once, what has stopped for good; False once nothing is left.
+
+        Nothing is left without a worker, or without the private broker if there is one.
+        ``reported`` is what was said last.
+        """
+        # Looked at before the check, which then says of all what stopped them.
+        is_left = BROKER not in self._ended and not self._commands.keys() <= self._ended.keys()
+        try:
+            self.check()
+        except ClusterError as error:
+            if str(error) != self.reported:
+                self.reported = str(error)
+                sys.stderr.write(f"flowspec: {error}\n")
+        return is_left
 
     def _said(self, role: str) -> str:
         assert self._logs is not None

@@ -53,7 +53,6 @@ class _Service:
         self._cluster = Cluster(setup, url=url, say=note)
         self._is_serving = False
         self._is_stopped = False
-        self._said = ""
 
     def run(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -68,7 +67,7 @@ class _Service:
                 note_running(self._cluster.url, self._setup.target)
             serve_http(settings, self._listening, self._must_end, self._say_ready)
             if not self._is_stopped:
-                raise ClusterError(self._said)
+                raise ClusterError(self._cluster.reported)
         finally:
             self._is_serving = True  # a second signal must not leave processes behind
             self._cluster.stop()
@@ -82,15 +81,7 @@ class _Service:
             raise KeyboardInterrupt
 
     def _must_end(self) -> bool:
-        """Whether a signal came, or no process of the pipeline is left; says what has stopped."""
-        is_left = self._cluster.alive  # before the check, which then says of all what stopped them
-        try:
-            self._cluster.check()
-        except ClusterError as error:
-            if str(error) != self._said:
-                self._said = str(error)
-                sys.stderr.write(f"flowspec: {error}\n")
-        return self._is_stopped or not is_left
+        return self._is_stopped or not self._cluster.report()
 
     def _say_ready(self) -> None:
         name = self._settings.name or name_of(self._setup.target)

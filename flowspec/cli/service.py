@@ -287,7 +287,7 @@ class _Supervisor:
         self._cluster = Cluster(setup, url=url, say=note)
         self._target = setup.target
         self._stopped = False
-        self._said = ""
+        self._serving = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
 
@@ -296,28 +296,15 @@ class _Supervisor:
         if not self._serving:
             raise SystemExit(0)
 
-    _serving = False
-
     def run(self) -> None:
         try:
             self._cluster.start()
             note_running(self._cluster.url, self._target)
             self._serving = True
-            while not self._stopped and self._watch():
+            while not self._stopped and self._cluster.report():
                 time.sleep(0.2)
         finally:
             self._cluster.stop()
-
-    def _watch(self) -> bool:
-        """Report stopped processes, each change once; False once no process is left."""
-        is_left = self._cluster.alive  # before the check, which then says of all what stopped them
-        try:
-            self._cluster.check()
-        except ClusterError as error:
-            if str(error) != self._said:
-                self._said = str(error)
-                sys.stderr.write(f"flowspec: {error}\n")
-        return is_left
 
 
 def _main() -> None:

@@ -8,6 +8,7 @@ A new strategy is a file beside this one and a line in the registry. It override
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
@@ -42,6 +43,11 @@ def check(params: object, *ranges: tuple[str, int, int]) -> None:
             raise ConfigError(
                 f"strategy option {name} is {str(value)[:_SHOWN]}; expected {low} to {high}"
             )
+
+
+def least_score(confidence: int) -> float:
+    """The score of a path of probability ``confidence`` percent; of 0 percent: below every path."""
+    return math.log(confidence / 100) if confidence else -math.inf
 
 
 @dataclass(frozen=True, slots=True)

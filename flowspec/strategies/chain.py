@@ -9,7 +9,6 @@ mesh-llm.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,7 +19,7 @@ from flowspec.core.drafting.path_growth import PathGrowth
 from flowspec.core.run.history import History
 from flowspec.core.session.strategy import Occasion, Strategy, View
 from flowspec.core.tree.tree import Tree
-from flowspec.strategies.base import check, or_auto
+from flowspec.strategies.base import check, least_score, or_auto
 
 #: Most windows in flight where the strategy chooses.
 MOST_IN_FLIGHT = 64
@@ -70,7 +69,7 @@ class Chain(Strategy):
         self.coupled = params.coupled
         self.stages = stages
         self.use_history(History())
-        self.least = math.log(params.confidence / 100) if params.confidence else -math.inf
+        self.least = least_score(params.confidence)
 
     def use_history(self, history: History, *, sampled: bool = False, drafters: int = 1) -> None:
         self._known = history.get(WindowHistory).in_flight

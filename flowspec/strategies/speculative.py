@@ -14,20 +14,23 @@ from flowspec.core.drafting.growth import Growth
 from flowspec.core.drafting.path_growth import PathGrowth
 from flowspec.core.session.strategy import Occasion, Strategy, View
 from flowspec.core.tree.tree import Tree
-from flowspec.strategies.base import check
+from flowspec.strategies.base import check, least_score
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeParams:
     """``lookahead``: tokens of a window, the root included; each middle model may add one.
+    ``confidence``: percent; the drafter ends a window before a token whose path it gives a lower
+    probability.
     ``coupled``: at a temperature, draft with the target's noise.
     """
 
     lookahead: int = 8
+    confidence: int = 0
     coupled: bool = True
 
     def __post_init__(self) -> None:
-        check(self, ("lookahead", 2, 64))
+        check(self, ("lookahead", 2, 64), ("confidence", 0, 99))
 
 
 class Speculative(Strategy):
@@ -37,8 +40,9 @@ class Speculative(Strategy):
     source = "Leviathan et al., arXiv 2211.17192; PipeSpec (baseline)"
     search: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "lookahead": ("2", "3", "4", "5", "6", "7", "8", "10", "12", "16"),
+        "confidence": ("0", "20", "35", "50", "70"),
     }
-    starts: ClassVar[tuple[str, ...]] = ("lookahead=4",)
+    starts: ClassVar[tuple[str, ...]] = ("lookahead=4", "lookahead=6,confidence=35")
     uses_middles = True
     draft_width = 4  # the best candidate of several merged drafters leads
 
@@ -51,11 +55,13 @@ class Speculative(Strategy):
         self._turn = 0  # 0: the drafter's; then the middle models' in order; then the target's
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
+        tree = view.tree
         if occasion is Occasion.ROUND:
             self._turn = 0
-            return PathGrowth(view.tree, view.tree.root, self.params.lookahead - 1, self._hand_on)
+            drafts, least = self.params.lookahead - 1, least_score(self.params.confidence)
+            return PathGrowth(tree, tree.root, drafts, self._hand_on, least)
         if self._tips and self._turn > max(self._tips) and not view.in_flight:
-            return PathGrowth(view.tree, view.tree.root, 0, self._whole)
+            return PathGrowth(tree, tree.root, 0, self._whole)
         return None
 
     def next_for_middle(self, view: View, model: int, tip: int) -> int | None:

@@ -25,7 +25,7 @@ from flowspec.model.weights.directory import ModelDirectory, open_directory
 NORMAL = 1
 CONTROL = 3
 #: GGUF name of each tensor of a layer: Hugging Face name after ``model.layers.N.``.
-_LAYER = {
+LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -96,7 +96,7 @@ def tensors(directory: ModelDirectory) -> Iterator[tuple[str, Floats]]:
     for name, source in ends.items():
         yield f"{name}.weight", read(directory, f"{source}.weight")
     for layer in range(directory.layers):
-        for name, source in _LAYER.items():
+        for name, source in LAYER.items():
             weight = read(directory, f"model.layers.{layer}.{source}.weight")
             yield (
                 f"blk.{layer}.{name}.weight",

@@ -21,21 +21,10 @@ from flowspec.model.drafters.eagle3_layout import (
 )
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.tensors import read_integers
-from ops.peer.convert import interleaved, read, settings
+from ops.peer.convert import LAYER, interleaved, read, settings
 
 _FAMILY = "eagle3"
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_norm_2": "hidden_norm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+_LAYER = {**LAYER, "attn_norm_2": "hidden_norm"}
 
 
 def convert_head(head: ModelDirectory, target: ModelDirectory, whole: Path, file: Path) -> None:

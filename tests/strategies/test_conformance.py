@@ -60,6 +60,7 @@ VARIANTS = [
     "pipespec:lookahead=4",
     "pipespec:window=3,lookahead=3",
     "speculative:lookahead=3",
+    "speculative:lookahead=6,confidence=50",
     "static_tree:shape=2-2-1",
     "static_tree:overlap=on",
     "static_tree:shape=2-1-2,overlap=on",
