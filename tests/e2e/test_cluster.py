@@ -332,15 +332,18 @@ def test_a_job_that_nobody_knows_is_said(flowspec: Run, clusters: Clusters) -> N
         assert "there is no job 1-0" in flowspec(name, "1-0", url=clusters(2).url).stderr
 
 
+@pytest.mark.gate
 def test_down_never_ends_a_process_that_is_not_ours(flowspec: Run, place: Path) -> None:
     """A stale note may hold a process id that another process has now."""
     with subprocess.Popen(["sleep", "60"]) as bystander:
-        (place / "state" / "flowspec").mkdir(parents=True)
-        note = {"pid": bystander.pid, "url": "unix:///none"}
-        (place / "state" / "flowspec" / "up.json").write_text(json.dumps(note))
-        assert "no pipeline of `flowspec up` is here" in flowspec("down").stderr
-        assert bystander.poll() is None
-        bystander.kill()
+        try:
+            (place / "state" / "flowspec").mkdir(parents=True)
+            note = {"pid": bystander.pid, "url": "unix:///none", "target": "toy"}
+            (place / "state" / "flowspec" / "up.json").write_text(json.dumps(note))
+            assert "no pipeline of `flowspec up` runs here" in flowspec("down").stderr
+            assert bystander.poll() is None
+        finally:
+            bystander.kill()
 
 
 def test_ctrl_c_during_up_stops_what_was_started(place: Path) -> None:
