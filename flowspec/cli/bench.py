@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -26,6 +25,7 @@ from flowspec.cli import notes
 from flowspec.cli.generate import read_prompts
 from flowspec.cli.outputs import check_distinct, check_writable, write
 from flowspec.cli.parser import positive
+from flowspec.cli.show import console
 from flowspec.core.run.spec import JobSpec
 from flowspec.errors import ConfigError
 from flowspec.rehearse.compare.prompts import Prompt, halve
@@ -172,15 +172,15 @@ def simulate(
     if as_json:
         sys.stdout.write(BenchReport(grid.header(command_line(), "all"), (row,)).text())
         return
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(
+    shown = console()
+    shown.print(
         f"Simulated: {cluster.name}, {count} stages: {cluster.summary}.\n"
         f"Source: {cluster.source}. {sentence(str(cluster.way))}\n"
         f"Acceptance is that of {of_whom(cluster)}.",
         markup=False,
     )
     for name, value in described(row):
-        console.print(f"{name + '  ':<50}{value}", markup=False)
+        shown.print(f"{name + '  ':<50}{value}", markup=False)
 
 
 def compare(old: Path, new: Path) -> None:
@@ -271,7 +271,7 @@ def _temperature(text: str) -> float:
 @contextmanager
 def progress() -> Iterator[Tell]:
     """A progress bar on stderr during the runs, if stderr is a terminal."""
-    console = Console(stderr=True, highlight=False)
+    screen = console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -280,7 +280,7 @@ def progress() -> Iterator[Tell]:
         TimeRemainingColumn(),
     )
     with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
+        *columns, console=screen, transient=True, disable=not screen.is_terminal
     ) as progress:
         task = progress.add_task("starting", total=None)
         yield lambda what, done, of: progress.update(

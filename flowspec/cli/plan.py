@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
 from flowspec.cli.bench import prompts_in
 from flowspec.cli.outputs import check_writable, write
+from flowspec.cli.show import console
 from flowspec.errors import ConfigError
 from flowspec.model.drafters.kinds import default_draft
 from flowspec.model.drafters.sources import placed_absolutely
@@ -91,8 +91,7 @@ def plan(request: PlanRequest) -> None:
 
     check_writable("--out", request.out)
     build(request.strategy, 1)
-    console = Console(stderr=True, highlight=False)
-    with console.status("reading the configuration") as line:
+    with console(stderr=True).status("reading the configuration") as line:
         directory = read_config(request.target)
         shapes = shapes_of(directory)
         precision = _precision(request, directory)
@@ -179,20 +178,20 @@ def _show(
     best: Mapping[int, Predicted],
     chosen: Predicted,
 ) -> None:
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"Times are {cluster.how}.", markup=False)
-    console.print(_table(chosen.layout))
+    shown = console()
+    shown.print(f"Times are {cluster.how}.", markup=False)
+    shown.print(_table(chosen.layout))
     unused = [box.name for box in cluster.boxes if box.name not in _serving(chosen.layout)]
     if unused:
-        console.print(f"not used: {', '.join(unused)}", markup=False)
+        shown.print(f"not used: {', '.join(unused)}", markup=False)
     for name, seconds in chosen.seconds.items():
-        console.print(
+        shown.print(
             f"{name:<16}{seconds * 1e3:9.2f} ms per token{1 / seconds:9.1f} tokens/s, simulated",
             markup=False,
         )
-    console.print(_assumed(request), markup=False)
+    shown.print(_assumed(request), markup=False)
     for line in _fewer(best, chosen, request.strategy):
-        console.print(line, markup=False)
+        shown.print(line, markup=False)
 
 
 def _table(layout: Layout) -> Table:

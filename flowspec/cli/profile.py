@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from flowspec.cli.outputs import check_writable, write
 from flowspec.cli.parser import positive
 from flowspec.cli.places import draft_for
+from flowspec.cli.show import console
 from flowspec.errors import ConfigError
 from flowspec.model.weights.directory import default_pair
 from flowspec.model.weights.precision import AUTO
@@ -43,8 +42,8 @@ def profile(
         )
     if out is not None:
         check_writable("--out", out)
-    console = Console(stderr=True, highlight=False)
-    with console.status("starting") as line:
+    screen = console(stderr=True)
+    with screen.status("starting") as line:
         measured = measure(
             target or default_pair()[0], drafts, plan, lambda what: line.update(f"timing {what}")
         )
@@ -53,7 +52,7 @@ def profile(
         sys.stdout.write(text)
         return
     write("--out", out, text)
-    console.print(f"wrote {out}", markup=False, soft_wrap=True)
+    screen.print(f"wrote {out}", markup=False, soft_wrap=True)
 
 
 def _counts(text: str) -> tuple[int, ...]:

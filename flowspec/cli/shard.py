@@ -6,9 +6,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from flowspec.cli.places import DEFAULT_STAGES
+from flowspec.cli.show import console
 from flowspec.errors import ConfigError
 from flowspec.model.drafters.kinds import NGRAM
 from flowspec.model.drafters.sources import open_models
@@ -38,10 +37,10 @@ def shard(
         if layers is not None
         else layer_ranges(directory.layers, stages or DEFAULT_STAGES)
     )
-    console = Console(stderr=True, highlight=False)
+    screen = console(stderr=True)
 
     def told(name: str, nbytes: int) -> None:
-        console.print(f"wrote {out / name}: {nbytes / 1e6:.1f} MB", markup=False, soft_wrap=True)
+        screen.print(f"wrote {out / name}: {nbytes / 1e6:.1f} MB", markup=False, soft_wrap=True)
 
     write_shards(directory, ShardPlan(blocks, precision, head), out, told)
     same = "" if layers is None else f" --layers '{layers}'"

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -358,11 +359,13 @@ def strategies(*, as_json: bool) -> None:
     shown = console()
     for entry in describe():
         options = "  ".join(f"{name}={default}" for name, default in entry.options)
-        shown.print(f"[bold]{entry.name}[/bold]  {entry.summary}", soft_wrap=True)
-        shown.print(f"    source: {entry.source}", soft_wrap=True)
-        shown.print(f"    options: {options}", soft_wrap=True)
+        facts = [f"source: {entry.source}", f"options: {options}"]
         if entry.runs_alone:
-            shown.print("    runs alone: other jobs wait until such a one has ended")
+            facts.append("runs alone: other jobs wait until such a one has ended")
+        shown.print(f"[bold]{entry.name}[/bold]  {entry.summary}")
+        for fact in facts:
+            for line in textwrap.wrap(fact, shown.width - 4):
+                shown.print(f"    {line}", markup=False)
 
 
 def replay(recording: Path) -> None:

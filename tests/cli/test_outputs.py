@@ -13,6 +13,8 @@ import pytest
 
 from flowspec.cli.outputs import check_distinct, check_writable, linked, write
 from flowspec.errors import ConfigError
+from flowspec.model.weights.directory import default_pair
+from tests.cli.conftest import Command
 
 
 def test_a_place_that_can_be_written_is_not_touched(tmp_path: Path) -> None:
@@ -128,6 +130,27 @@ def test_two_flags_for_one_file_are_refused(
 def no_space() -> None:
     """Let no file grow; a write to one fails, as on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["strategies"],
+        ["simulate", "Why?", "--stages", "2", "--strategy", "chain", "--max-new-tokens", "8"],
+        ["plan", default_pair()[0], "--dry", "--boxes", "box:2x4GiB@20GB/s", "--draft", "ngram"],
+    ],
+)
+def test_a_terminal_of_80_columns_is_enough(
+    arguments: list[str], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines break between words, and no table is wider."""
+    for name, value in {"COLUMNS": "80", "TTY_COMPATIBLE": "1", "TERM": "dumb"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    status, said, _ = command(*arguments)
+    assert status == 0
+    assert max(map(len, said.splitlines())) <= 80
+    assert len(said.splitlines()) > 3
 
 
 @pytest.mark.parametrize("arguments", [["strategies"], ["strategies", "--json"], ["--help"]])
