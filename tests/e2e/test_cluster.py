@@ -62,6 +62,7 @@ def test_a_stage_that_is_no_number_is_refused_before_the_broker_is_asked() -> No
     assert line == "flowspec verify: --stage is 0; expected the number of a stage, 1 or more"
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("words", [("workers.scheduler", "--stages=1"), ("flowspec", "status")])
 def test_a_broker_that_forbids_info_is_no_broker_out_of_reach(words: tuple[str, ...]) -> None:
     with PrivateBroker() as broker:

@@ -304,6 +304,7 @@ def test_a_key_of_a_wrong_type_stops_nothing(
         restart._stops.clear()
 
 
+@pytest.mark.gate
 def test_a_broker_that_is_emptied_serves_the_next_job(
     cluster: Cluster, client: Client, plain: dict[float, tuple[int, ...]]
 ) -> None:

@@ -93,6 +93,7 @@ def test_a_lost_worker_is_said_and_started_again(place: Path) -> None:
     assert left_in(place) == []
 
 
+@pytest.mark.gate
 @pytest.mark.skipif(not forks.can_fork(), reason="no fork server here")
 def test_a_killed_fork_server_is_survived(place: Path) -> None:
     """All workers end with it, so for an instant none runs."""

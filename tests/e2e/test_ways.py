@@ -105,6 +105,7 @@ def inbox_of(pid: int) -> int:
     return found
 
 
+@pytest.mark.gate
 def test_a_lost_inbox_changes_no_token_and_another_takes_its_place(checker: Checker) -> None:
     with Cluster(Setup(*default_pair(), 2, rows="straight")) as cluster:
         client = Client(cluster.url)
