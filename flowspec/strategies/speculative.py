@@ -20,8 +20,8 @@ from flowspec.strategies.base import check, least_score
 @dataclass(frozen=True, slots=True)
 class SpeculativeParams:
     """``lookahead``: tokens of a window, the root included; each middle model may add one.
-    ``confidence``: percent; the drafter ends a window before a token whose path it gives a lower
-    probability.
+    ``confidence``: percent; the drafter ends a window with the first token whose path it gives a
+    lower probability.
     ``coupled``: at a temperature, draft with the target's noise.
     """
 
@@ -42,7 +42,7 @@ class Speculative(Strategy):
         "lookahead": ("2", "3", "4", "5", "6", "7", "8", "10", "12", "16"),
         "confidence": ("0", "20", "35", "50", "70"),
     }
-    starts: ClassVar[tuple[str, ...]] = ("lookahead=4", "lookahead=6,confidence=35")
+    starts: ClassVar[tuple[str, ...]] = ("lookahead=4", "lookahead=5,confidence=35")
     uses_middles = True
     draft_width = 4  # the best candidate of several merged drafters leads
 
@@ -59,7 +59,7 @@ class Speculative(Strategy):
         if occasion is Occasion.ROUND:
             self._turn = 0
             drafts, least = self.params.lookahead - 1, least_score(self.params.confidence)
-            return PathGrowth(tree, tree.root, drafts, self._hand_on, least)
+            return PathGrowth(tree, tree.root, drafts, self._hand_on, least, keeps_last=True)
         if self._tips and self._turn > max(self._tips) and not view.in_flight:
             return PathGrowth(tree, tree.root, 0, self._whole)
         return None

@@ -177,19 +177,24 @@ def test_the_target_waits_for_the_last_middle_model() -> None:
 
 def test_a_synchronous_window_ends_where_the_drafter_is_unsure() -> None:
     """Each draft has the probability 0.905: two in a row have 0.819, three 0.741."""
-    assert two_models("speculative:lookahead=6,confidence=75", 18) == [
+    assert two_models("speculative:lookahead=6,confidence=85", 12) == [
         "4 committed 3",
-        # The third pass says that a third draft is too unlikely.
-        "7 target verifies 3 4 5",
-        "11 committed 4 5 6",
-        "14 target verifies 6 7 8",
-        "18 committed 7 8 9",
+        # The second draft is below, and verified; a third takes another second.
+        "6 target verifies 3 4 5",
+        "10 committed 4 5 6",
+        "12 target verifies 6 7 8",
+    ]
+    assert two_models("speculative:lookahead=6,confidence=75", 14) == [
+        "4 committed 3",
+        "7 target verifies 3 4 5 6",
+        "11 committed 4 5 6 7",
+        "14 target verifies 7 8 80 81",
     ]
     assert two_models("speculative:lookahead=6,confidence=95", 10) == [
         "4 committed 3",
-        "5 target verifies 3",
-        "9 committed 4",
-        "10 target verifies 4",
+        "5 target verifies 3 4",
+        "9 committed 4 5",
+        "10 target verifies 5 6",
     ]
 
 

@@ -11,7 +11,9 @@ class PathGrowth:
     """From ``tip`` on, repeatedly the best child: a path of at most ``length`` nodes.
 
     ``finish`` turns the path's nodes into segments. The path ends before a node whose score,
-    relative to ``tip``, is below ``least``: its acceptance is too unlikely to spend a row on.
+    relative to ``tip``, is below ``least``: its acceptance is too unlikely to spend a row on. With
+    ``keeps_last`` it ends behind that node, which has been drafted: what is not spent is the
+    drafter's next pass.
     """
 
     def __init__(
@@ -21,20 +23,26 @@ class PathGrowth:
         length: int,
         finish: Callable[[Tree, list[int]], list[list[int]]],
         least: float = float("-inf"),
+        *,
+        keeps_last: bool = False,
     ) -> None:
         self.tip = tip
         self._end = tree[tip].depth + length
         self._finish = finish
         self._floor = tree[tip].score + least
+        self._keeps_last = keeps_last
         self._nodes: list[int] = []
 
     def proceed(self, tree: Tree) -> tuple[int, ...]:
         """The path's last node, until the path has its full length."""
-        while tree[self.tip].depth < self._end:
+        while tree[self.tip].depth < self._end and tree[self.tip].score >= self._floor:
             expansion = tree[self.tip].expansion
             if expansion is None:
                 return (self.tip,)
-            if not expansion.tokens or tree[self.tip].score + expansion.values[0] < self._floor:
+            if not expansion.tokens:
+                break
+            score = tree[self.tip].score + expansion.values[0]
+            if score < self._floor and not self._keeps_last:
                 break
             self.tip = tree.add(self.tip, expansion.tokens[0], expansion.values[0])
             self._nodes.append(self.tip)
