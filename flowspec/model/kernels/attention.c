@@ -5,48 +5,125 @@
 
 #include "numbers.h"
 
+#define ALL _Pragma("GCC unroll 8") /* of a loop that is short */
+
 enum {
-    LANES = 4, /* doubles of a vector */
+    LANES = 8, /* partial sums of a product */
     WIDE = 16, /* slots that are float64 at once, and columns of a product */
-    TILE = 3   /* queries that share what is read of them */
+    SLOTS = 4  /* whose scores are computed together */
 };
 
-/* Four numbers of a row from number `i` on. */
-INLINE __m256d four(const void *row, int half, long i) {
-    if (!half) return _mm256_cvtps_pd(_mm_loadu_ps((const float *)row + i));
-    __m128i words = _mm_loadl_epi64((const __m128i *)((const uint16_t *)row + i));
-    return _mm256_cvtps_pd(_mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(words), 16)));
+/* Eight doubles, and queries that share what is read of slots: as many as keep the adders busy. Either
+   kind computes every number in the same order. */
+#ifdef __AVX512F__
+typedef __m512d Eight;
+enum { ASKING = 3, ADDING = 6 };
+INLINE Eight eight(const double *from) { return _mm512_load_pd(from); }
+INLINE Eight alike(double number) { return _mm512_set1_pd(number); }
+INLINE Eight fused(Eight a, Eight b, Eight sum) { return _mm512_fmadd_pd(a, b, sum); }
+INLINE void keep(double *to, Eight numbers) { _mm512_store_pd(to, numbers); }
+INLINE Eight widened(__m256 numbers) { return _mm512_cvtps_pd(numbers); }
+INLINE __m256d halved(Eight numbers) {
+    return _mm256_add_pd(_mm512_castpd512_pd256(numbers), _mm512_extractf64x4_pd(numbers, 1));
+}
+#else
+typedef struct {
+    __m256d low, high;
+} Eight;
+enum { ASKING = 1, ADDING = 3 };
+INLINE Eight eight(const double *from) {
+    return (Eight){_mm256_load_pd(from), _mm256_load_pd(from + 4)};
+}
+INLINE Eight alike(double number) { return (Eight){_mm256_set1_pd(number), _mm256_set1_pd(number)}; }
+INLINE Eight fused(Eight a, Eight b, Eight sum) {
+    return (Eight){_mm256_fmadd_pd(a.low, b.low, sum.low), _mm256_fmadd_pd(a.high, b.high, sum.high)};
+}
+INLINE void keep(double *to, Eight numbers) {
+    _mm256_store_pd(to, numbers.low);
+    _mm256_store_pd(to + 4, numbers.high);
+}
+INLINE Eight widened(__m256 numbers) {
+    return (Eight){_mm256_cvtps_pd(_mm256_castps256_ps128(numbers)),
+                   _mm256_cvtps_pd(_mm256_extractf128_ps(numbers, 1))};
+}
+INLINE __m256d halved(Eight numbers) { return _mm256_add_pd(numbers.low, numbers.high); }
+#endif
+
+/* WIDE rows of a head as float64, [WIDE, dim]. */
+static void widen(const void *const *rows, int half, long dim, double *found) {
+    for (long s = 0; s < WIDE; s++)
+        for (long d = 0; d < dim; d += LANES) {
+            const uint16_t *words = (const uint16_t *)rows[s] + d;
+            __m256 numbers = half ? _mm256_castsi256_ps(_mm256_slli_epi32(
+                                        _mm256_cvtepu16_epi32(_mm_loadu_si128((void *)words)), 16))
+                                  : _mm256_loadu_ps((const float *)rows[s] + d);
+            keep(found + s * dim + d, widened(numbers));
+        }
 }
 
-/* `sums`, [count, WIDE], plus `left`, [count, steps], times `right`, [steps, WIDE]. `apart`,
-   `left_apart`, `right_apart`: numbers from one row to the next. */
-INLINE void add(const int count, double *sums, long apart, const double *left, long left_apart,
-                const double *right, long right_apart, long steps) {
-    __m256d held[TILE][WIDE / LANES];
-    UNROLL for (int q = 0; q < count; q++)
-        UNROLL for (int c = 0; c < WIDE / LANES; c++)
-            held[q][c] = _mm256_loadu_pd(sums + q * apart + c * LANES);
-    for (long k = 0; k < steps; k++) {
-        __m256d factors[TILE];
-        UNROLL for (int q = 0; q < count; q++)
-            factors[q] = _mm256_broadcast_sd(left + q * left_apart + k);
-        UNROLL for (int c = 0; c < WIDE / LANES; c++) {
-            __m256d column = _mm256_load_pd(right + k * right_apart + c * LANES);
-            UNROLL for (int q = 0; q < count; q++)
-                held[q][c] = _mm256_fmadd_pd(factors[q], column, held[q][c]);
+/* The products of `count` queries, [count, dim], with SLOTS keys, [SLOTS, dim]. */
+INLINE void ask(const int count, double *scores, long apart, const double *queries, const double *keys,
+                long dim) {
+    Eight held[ASKING][SLOTS];
+    ALL for (int q = 0; q < count; q++)
+        ALL for (int s = 0; s < SLOTS; s++) held[q][s] = alike(0);
+    for (long d = 0; d < dim; d += LANES) {
+        Eight some[SLOTS];
+        ALL for (int s = 0; s < SLOTS; s++) some[s] = eight(keys + s * dim + d);
+        ALL for (int q = 0; q < count; q++) {
+            Eight query = eight(queries + q * dim + d);
+            ALL for (int s = 0; s < SLOTS; s++) held[q][s] = fused(query, some[s], held[q][s]);
         }
     }
-    UNROLL for (int q = 0; q < count; q++)
-        UNROLL for (int c = 0; c < WIDE / LANES; c++)
-            _mm256_storeu_pd(sums + q * apart + c * LANES, held[q][c]);
+    ALL for (int q = 0; q < count; q++) {
+        __m256d first = _mm256_hadd_pd(halved(held[q][0]), halved(held[q][1]));
+        __m256d last = _mm256_hadd_pd(halved(held[q][2]), halved(held[q][3]));
+        __m256d across = _mm256_permute2f128_pd(first, last, 0x21);
+        _mm256_store_pd(scores + q * apart,
+                        _mm256_add_pd(across, _mm256_blend_pd(first, last, 0xc)));
+    }
 }
 
-static void add_all(long count, double *sums, long apart, const double *left, long left_apart,
-                    const double *right, long right_apart, long steps) {
-    for (; count >= TILE; count -= TILE, sums += TILE * apart, left += TILE * left_apart)
-        add(TILE, sums, apart, left, left_apart, right, right_apart, steps);
-    if (count == 2) add(2, sums, apart, left, left_apart, right, right_apart, steps);
-    if (count == 1) add(1, sums, apart, left, left_apart, right, right_apart, steps);
+static void ask_all(long count, double *scores, long apart, const double *queries, const double *keys,
+                    long dim) {
+    for (long s = 0; s < WIDE; s += SLOTS) {
+        long q = 0;
+        for (; q + ASKING <= count; q += ASKING)
+            ask(ASKING, scores + q * apart + s, apart, queries + q * dim, keys + s * dim, dim);
+        for (; q < count; q++)
+            ask(1, scores + q * apart + s, apart, queries + q * dim, keys + s * dim, dim);
+    }
+}
+
+/* `sums`, [count, WIDE], plus WIDE `weights` a query, [count, WIDE], times `values`, [WIDE, WIDE].
+   `apart`, `weights_apart`: numbers from a query to the next. `dim`: from a slot's to the next. */
+INLINE void add(const int count, double *sums, long apart, const double *weights, long weights_apart,
+                const double *values, long dim) {
+    Eight held[ADDING][WIDE / LANES];
+    ALL for (int q = 0; q < count; q++)
+        ALL for (int c = 0; c < WIDE / LANES; c++) held[q][c] = eight(sums + q * apart + c * LANES);
+    for (long s = 0; s < WIDE; s++) {
+        Eight some[WIDE / LANES];
+        ALL for (int c = 0; c < WIDE / LANES; c++) some[c] = eight(values + s * dim + c * LANES);
+        ALL for (int q = 0; q < count; q++) {
+            Eight weight = alike(weights[q * weights_apart + s]);
+            ALL for (int c = 0; c < WIDE / LANES; c++) held[q][c] = fused(weight, some[c], held[q][c]);
+        }
+    }
+    ALL for (int q = 0; q < count; q++)
+        ALL for (int c = 0; c < WIDE / LANES; c++) keep(sums + q * apart + c * LANES, held[q][c]);
+}
+
+static void add_all(long count, double *sums, long apart, const double *weights, long weights_apart,
+                    const double *values, long dim) {
+    for (; count >= ADDING; count -= ADDING, sums += ADDING * apart, weights += ADDING * weights_apart)
+        add(ADDING, sums, apart, weights, weights_apart, values, dim);
+    if (count >= 3) {
+        add(3, sums, apart, weights, weights_apart, values, dim);
+        count -= 3, sums += 3 * apart, weights += 3 * weights_apart;
+    }
+    if (count == 2) add(2, sums, apart, weights, weights_apart, values, dim);
+    if (count == 1) add(1, sums, apart, weights, weights_apart, values, dim);
 }
 
 /* e to the power of numbers of which none is above 0, and 0 of very small ones: what is left of
@@ -76,38 +153,15 @@ static double weigh(double *scores, const double *bias, double scale, long slots
     for (long s = 0; s < slots; s++) scores[s] = scores[s] * scale + bias[s];
     for (long s = slots; s < padded; s++) scores[s] = -INFINITY;
     __m256d most = _mm256_set1_pd(-INFINITY), sums = _mm256_setzero_pd();
-    for (long s = 0; s < padded; s += LANES) most = _mm256_max_pd(_mm256_load_pd(scores + s), most);
+    for (long s = 0; s < padded; s += 4) most = _mm256_max_pd(_mm256_load_pd(scores + s), most);
     most = _mm256_max_pd(most, _mm256_permute4x64_pd(most, 0x4e));
     most = _mm256_max_pd(most, _mm256_permute_pd(most, 0x5));
-    for (long s = 0; s < padded; s += LANES) {
+    for (long s = 0; s < padded; s += 4) {
         __m256d score = _mm256_sub_pd(_mm256_load_pd(scores + s), most);
         _mm256_store_pd(scores + s, exponential(score));
         sums = _mm256_add_pd(sums, _mm256_load_pd(scores + s));
     }
     return sums[0] + sums[1] + sums[2] + sums[3];
-}
-
-/* WIDE rows of a head as float64, [WIDE, dim] or, if `turned`, [dim, WIDE]. */
-static void widen(const void *const *rows, int half, long dim, int turned, double *found) {
-    for (long s = 0; s < WIDE; s += LANES)
-        for (long d = 0; d < dim; d += LANES) {
-            __m256d a = four(rows[s], half, d), b = four(rows[s + 1], half, d);
-            __m256d c = four(rows[s + 2], half, d), e = four(rows[s + 3], half, d);
-            if (turned) {
-                __m256d low = _mm256_unpacklo_pd(a, b), high = _mm256_unpackhi_pd(a, b);
-                __m256d lower = _mm256_unpacklo_pd(c, e), higher = _mm256_unpackhi_pd(c, e);
-                a = _mm256_permute2f128_pd(low, lower, 0x20);
-                b = _mm256_permute2f128_pd(high, higher, 0x20);
-                c = _mm256_permute2f128_pd(low, lower, 0x31);
-                e = _mm256_permute2f128_pd(high, higher, 0x31);
-            }
-            double *to = turned ? found + d * WIDE + s : found + s * dim + d;
-            long apart = turned ? WIDE : dim;
-            _mm256_store_pd(to, a);
-            _mm256_store_pd(to + apart, b);
-            _mm256_store_pd(to + 2 * apart, c);
-            _mm256_store_pd(to + 3 * apart, e);
-        }
 }
 
 /* `found`, [count, heads, dim], of `queries`, whose heads and rows are `query_head` and `query_row`
@@ -136,22 +190,22 @@ int attend(int half, const void *queries, long query_head, long query_row, long 
                 rows[s] = s < slots ? (const char *)piece->keys + at : nothing;
                 rows[padded + s] = s < slots ? (const char *)piece->values + at : nothing;
             }
-            memset(wide, 0, many * (padded + dim) * sizeof(double));
+            memset(sums, 0, many * dim * sizeof(double));
             for (long q = 0; q < many; q++) {
                 long at = (head * shared + q / count) * query_head + q % count * query_row;
                 for (long d = 0; d < dim; d++) left[q * dim + d] = number(queries, half, at + d);
             }
             for (long s = 0; s < padded; s += WIDE) {
-                widen(rows + s, half, dim, 1, some);
-                add_all(many, scores + s, padded, left, dim, some, WIDE, dim);
+                widen(rows + s, half, dim, some);
+                ask_all(many, scores + s, padded, left, some, dim);
             }
             for (long q = 0; q < many; q++)
                 totals[q] =
                     weigh(scores + q * padded, bias + q % count * slots, scale, slots, padded);
             for (long s = 0; s < padded; s += WIDE) {
-                widen(rows + padded + s, half, dim, 0, some);
+                widen(rows + padded + s, half, dim, some);
                 for (long d = 0; d < dim; d += WIDE)
-                    add_all(many, sums + d, dim, scores + s, padded, some + d, dim, WIDE);
+                    add_all(many, sums + d, dim, scores + s, padded, some + d, dim);
             }
             for (long q = 0; q < many; q++) {
                 long at = (q % count * heads + head * shared + q / count) * dim;
