@@ -7,12 +7,12 @@ Each seed starts a pipeline of two stages by `flowspec up`, of the packaged pair
 every second seed with a broker that keeps its data, of every third with rows that go from worker to
 worker, of every fourth with a spare beside, of every fifth with a middle model (the packaged pair
 alone), and does so many faults to it: processes that are killed, stopped for a while or asked to
-end, one, two or all at once; a worker's inbox that is killed or halted; a gateway in the midst of
-an answer; a broker that is killed, halted, emptied, full, unable to save or without replicas; its
-password changed; failed over to a replica and back, made a replica of nobody; its keys, entries and
-scripts deleted, cut, doubled or replaced; rows that are no numbers; a thread that computes and
-hangs; a worker with other weights. Jobs are in the middle of their text meanwhile. After each
-fault,
+end, one, two or all at once; the server that has forked them; a worker's inbox that is killed or
+halted; a gateway in the midst of an answer; a broker that is killed, halted, emptied, full, unable
+to save or without replicas; its password changed; failed over to a replica and back, made a replica
+of nobody; its keys, entries and scripts deleted, cut, doubled or replaced; rows that are no
+numbers; a thread that computes and hangs, for long or since its start; a worker with other weights.
+Jobs are in the middle of their text meanwhile. After each fault,
 
 - every job has ended within a bound, with an answer or with one line;
 - an answer is the target's own text as transformers' ``generate`` says it, with the documented

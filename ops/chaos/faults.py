@@ -85,13 +85,47 @@ def _halted(pipeline: Pipeline, luck: random.Random) -> None:
     _halt([pipeline.pids()["broker"]], luck.choice((0.5, 4.0, 12.0)))
 
 
+@fault("fork server killed")
+def _fork_server_killed(pipeline: Pipeline, luck: random.Random) -> None:
+    """With all the workers that it has forked; the supervisor starts another one."""
+    parents = {_parent(pid) for role, pid in pipeline.pids().items() if role != "broker"}
+    for pid in parents:
+        if b"fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if not all(map(pipeline.may_kill, pipeline.roles)):
+                return
+            for role in pipeline.roles:
+                pipeline.kills[role].append(time.monotonic())
+            os.kill(pid, signal.SIGKILL)
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[1])
+
+
 @fault("thread hangs")
 def _hangs(pipeline: Pipeline, luck: random.Random) -> None:
     """The one that computes; the lease's thread goes on. The supervisor starts another process."""
     role = luck.choice(pipeline.roles[1:])
     pid = pipeline.pids().get(role)
-    if pid is None or not pipeline.may_kill(role):
+    if pid is not None and pipeline.may_kill(role):
+        _hang(pipeline, role, pid)
+
+
+@fault("thread of a new process hangs")
+def _hangs_anew(pipeline: Pipeline, luck: random.Random) -> None:
+    """A worker is killed, and the one in its place hangs before or in its first pass."""
+    role = luck.choice(pipeline.roles[1:])
+    before = pipeline.pids().get(role)
+    if before is None or not pipeline.may_kill(role):
         return
+    pipeline.kill(role, signal.SIGKILL)
+    until(lambda: pipeline.pids()[role] != before, f"nobody has taken the place of {role}")
+    if pipeline.may_kill(role):
+        _hang(pipeline, role, pipeline.pids()[role])
+
+
+def _hang(pipeline: Pipeline, role: str, pid: int) -> None:
+    """Halt the first thread of ``pid`` until another process has its place, or for long."""
     pipeline.kills[role].append(time.monotonic())
     ptrace = ctypes.CDLL(None).ptrace
     ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
