@@ -1,12 +1,12 @@
 """How long a text pauses when a process is killed, and how long a pipeline takes to start.
 
-    python -m ops.bench.recovery [--target DIR --draft ngram] [--only verify-1] [--kills 12]
-        [--starts 20] [--busy 8]
+    python -m ops.bench.recovery [--target DIR --draft ngram] [--middle DIR] [--only verify-1]
+        [--kills 12] [--starts 20] [--busy 8]
 
-Real processes with a model, by default the packaged pair, on two stages, supervised as by
-`flowspec up`. A process is
-killed (SIGKILL) in the middle of a text; *pause*: the longest time between two pieces of this text
-from then on, at its reader. A *spare* waits beside with the weights of both stages. Every text is
+Real processes with a model, by default the packaged pair, on two stages, supervised as by `flowspec
+up`; with a ``--middle`` model texts are by `pipespec`, in place of `flowspec`. A process is killed
+(SIGKILL) in the middle of a text; *pause*: the longest time between two pieces of this text from
+then on, at its reader. A *spare* waits beside with the weights of both stages. Every text is
 compared with one before any kill; *other texts* counts those that differ. Without a kill: the same
 of texts that nobody disturbs. A *start* is that of all processes until they are ready, alone and
 beside ``--busy`` endless loops a core. Prints Markdown.
@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,27 +40,26 @@ PROMPT = "Describe how to open a text file in Python."
 TOKENS = 160
 #: Tokens of a text before its process is killed.
 BEFORE = 24
-STRATEGY = "flowspec"
 #: Until a spare is ready, seconds.
 READY_SECONDS = 60.0
 UNDISTURBED = "none"
 
 
-def pauses(pair: tuple[str, str], role: str, kills: int, *, spare: bool) -> tuple[list[float], int]:
+def pauses(setup: Setup, role: str, kills: int, *, spare: bool) -> tuple[list[float], int]:
     """Seconds of the longest pauses of ``kills`` texts, and how many texts were others.
 
-    ``pair``: target and draft. ``role``: whose process is killed. Each time in a new pipeline, as a
-    process that has stopped before waits for a while until it is started again.
+    ``role``: whose process is killed. Each time in a new pipeline, as a process that has stopped
+    before waits for a while until it is started again.
     """
     found: list[float] = []
     others = 0
     for _ in range(kills):
         with (
             tempfile.TemporaryDirectory() as kept,
-            pipeline(pair, Path(kept), spare=spare) as cluster,
+            pipeline(setup, Path(kept), spare=spare) as cluster,
             Client(cluster.url) as client,
         ):
-            wanted, _ = text(client)
+            wanted, _ = text(client, cluster, UNDISTURBED)
             ids, pause = text(client, cluster, role)
             found.append(pause)
             others += ids != wanted
@@ -67,9 +67,9 @@ def pauses(pair: tuple[str, str], role: str, kills: int, *, spare: bool) -> tupl
 
 
 @contextmanager
-def pipeline(pair: tuple[str, str], kept: Path, *, spare: bool) -> Iterator[Cluster]:
+def pipeline(setup: Setup, kept: Path, *, spare: bool) -> Iterator[Cluster]:
     """A pipeline whose broker keeps its data in ``kept``, and a spare of its stages."""
-    with Cluster(Setup(*pair, STAGES, persist=kept)) as cluster:
+    with Cluster(replace(setup, persist=kept)) as cluster:
         if not spare:
             yield cluster
             return
@@ -89,11 +89,14 @@ def pipeline(pair: tuple[str, str], kept: Path, *, spare: bool) -> Iterator[Clus
             waiting.wait()
 
 
-def text(
-    client: Client, cluster: Cluster | None = None, role: str = UNDISTURBED
-) -> tuple[tuple[int, ...], float]:
+def _strategy(setup: Setup) -> str:
+    return "pipespec" if setup.middles else "flowspec"
+
+
+def text(client: Client, cluster: Cluster, role: str) -> tuple[tuple[int, ...], float]:
     """The ids of a text, and its longest pause; the process of ``role`` is killed in its middle."""
-    job = client.submit(PROMPT, max_new_tokens=TOKENS, strategy=STRATEGY)
+    strategy = _strategy(cluster.setup)
+    job = client.submit(PROMPT, max_new_tokens=TOKENS, strategy=strategy)
     ids: list[int] = []
     pause, last = 0.0, 0.0
     for chunk in job.stream():
@@ -102,7 +105,7 @@ def text(
             pause = max(pause, now - last)
         ids += chunk.token_ids
         if len(ids) >= BEFORE and not last:
-            if cluster is not None and role != UNDISTURBED:
+            if role != UNDISTURBED:
                 os.kill(_pid(cluster, client, role), signal.SIGKILL)
             last = time.monotonic()
         elif last:
@@ -116,7 +119,7 @@ def _pid(cluster: Cluster, client: Client, role: str) -> int:
     return int(client.workers()[role]["pid"])
 
 
-def starts(pair: tuple[str, str], number: int, busy: int) -> list[float]:
+def starts(setup: Setup, number: int, busy: int) -> list[float]:
     """Seconds of ``number`` starts beside ``busy`` endless loops a core."""
     cores = os.cpu_count() or 1
     loops = [
@@ -126,7 +129,7 @@ def starts(pair: tuple[str, str], number: int, busy: int) -> list[float]:
     try:
         for _ in range(number):
             began = time.monotonic()
-            with Cluster(Setup(*pair, STAGES)):
+            with Cluster(setup):
                 found.append(time.monotonic() - began)
     finally:
         for loop in loops:
@@ -144,27 +147,31 @@ def main() -> None:
     parser = Parser(prog="python -m ops.bench.recovery", description=(__doc__ or ""))
     parser.add_argument("--target", default=default_pair()[0], metavar="FOLDER", help="(packaged)")
     parser.add_argument("--draft", default=default_pair()[1], help="drafter (packaged)")
+    parser.add_argument("--middle", metavar="FOLDER", help="a middle model (none)")
     parser.add_argument("--only", default="", help="roles whose name has this in it (all)")
     parser.add_argument("--kills", type=count, default=12, help="of each role (12)")
     parser.add_argument("--starts", type=count, default=20, help="of each kind (20)")
     parser.add_argument("--busy", type=count, default=8, help="endless loops a core (8)")
     given = parser.parse_args()
-    pair = (given.target, given.draft)
-    print(f"{machine_line()}; two stages, texts of {TOKENS} tokens by `{STRATEGY}`\n")
+    middles = (given.middle,) if given.middle else ()
+    setup = Setup(given.target, given.draft, STAGES, middles)
+    print(f"{machine_line()}; two stages, texts of {TOKENS} tokens by `{_strategy(setup)}`\n")
     print("| killed | times | pause, median s | 95% s | most s | other texts |")
     print("|---|---|---|---|---|---|")
     verify = [f"verify-{stage}" for stage in range(1, STAGES + 1)]
-    plain = [(role, False) for role in (UNDISTURBED, "scheduler", "draft", *verify, BROKER)]
+    middle = ["middle-1"] if middles else []
+    roles = (UNDISTURBED, "scheduler", "draft", *middle, *verify, BROKER)
+    plain = [(role, False) for role in roles]
     for role, spare in (*plain, *((role, True) for role in verify)):
         if given.only not in role:
             continue
-        seconds, others = pauses(pair, role, given.kills, spare=spare)
+        seconds, others = pauses(setup, role, given.kills, spare=spare)
         name = f"{role}, with a spare" if spare else role
         print(f"{row(name, seconds)} {others} |", flush=True)
     print("\n| start | times | median s | 95% s | most s |")
     print("|---|---|---|---|---|")
-    print(row("alone", starts(pair, given.starts, 0)), flush=True)
-    print(row(f"beside {given.busy} loops a core", starts(pair, given.starts, given.busy)))
+    print(row("alone", starts(setup, given.starts, 0)), flush=True)
+    print(row(f"beside {given.busy} loops a core", starts(setup, given.starts, given.busy)))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from flowspec.cluster import Setup
 from flowspec.model.weights.directory import default_pair
-from ops.bench.recovery import UNDISTURBED, pauses, row, starts
+from ops.bench.recovery import STAGES, UNDISTURBED, pauses, row, starts
+
+SETUP = Setup(*default_pair(), STAGES)
 
 
 def test_a_row_has_quantiles() -> None:
@@ -16,8 +19,8 @@ def test_a_row_has_quantiles() -> None:
 @pytest.mark.live
 @pytest.mark.parametrize("spare", [False, True])
 def test_a_killed_stage_is_a_pause_in_a_text(spare: bool) -> None:
-    (undisturbed,), others = pauses(default_pair(), UNDISTURBED, 1, spare=False)
-    (pause,), more = pauses(default_pair(), "verify-2", 1, spare=spare)
+    (undisturbed,), others = pauses(SETUP, UNDISTURBED, 1, spare=False)
+    (pause,), more = pauses(SETUP, "verify-2", 1, spare=spare)
     assert 0 < undisturbed < pause
     assert (others, more) == (0, 0)
 
@@ -25,4 +28,4 @@ def test_a_killed_stage_is_a_pause_in_a_text(spare: bool) -> None:
 @pytest.mark.heavy
 @pytest.mark.live
 def test_a_start_takes_longer_than_nothing() -> None:
-    assert min(starts(default_pair(), 1, 1)) > 0
+    assert min(starts(SETUP, 1, 1)) > 0
