@@ -35,6 +35,10 @@ _LOOK_SECONDS = 0.02
 #: The fact that tells whether a worker is loading, and its value then.
 STATE = "state"
 LOADING = "loading"
+#: A worker that loads hangs if its threads, but the lease's own, compute less than a step within
+#: this time, seconds. Another process may compile the kernels meanwhile, for up to a minute.
+_LOADING_SECONDS = 120.0
+_STEP_SECONDS = 0.1
 
 Facts = Callable[[], dict[str, object]]
 
@@ -66,6 +70,7 @@ class Lease:
         self._terms = terms
         self._on_hung = on_hung
         self._log = logger(role=role)
+        self._is_loading = False
         self._stop = threading.Event()
         self._machine = LeaseMachine(terms)
         self._watch = HangWatch(2 * terms.renew_seconds)
@@ -120,9 +125,8 @@ class Lease:
         """Ask for the lease, and tell the machine what comes of it."""
         told = self._facts()
         machine = self._machine
-        lifetime = machine.ask(
-            time.monotonic(), loading=told.get(STATE) == LOADING, load=load_per_core()
-        )
+        self._is_loading = told.get(STATE) == LOADING
+        lifetime = machine.ask(time.monotonic(), loading=self._is_loading, load=load_per_core())
         info = {"host": socket.gethostname(), "pid": os.getpid(), "version": __version__, **told}
         generation = self._control.claim(self.role, self.token, info, lifetime)
         if generation:
@@ -156,14 +160,22 @@ class Lease:
                 return
 
     def _is_hung(self) -> bool:
-        """Whether the worker's loop hangs: then its role is given up."""
-        if not self._watch.look(self.doing(), time.monotonic()):
+        """Whether the worker's loop hangs, or its loading before: then its role is given up."""
+        doing = _loading() if self._is_loading else self.doing()
+        if not self._watch.look(doing, time.monotonic()):
             return False
-        self.lost = f"the loop of {self.role} has hung for {self._watch.age:.0f} s"
-        self._log.error("loop hangs", seconds=round(self._watch.age, 1))
+        what = "loading" if self._is_loading else "loop"
+        self.lost = f"the {what} of {self.role} has hung for {self._watch.age:.0f} s"
+        self._log.error(f"{what} hangs", seconds=round(self._watch.age, 1))
         self._give_back()
         self._on_hung(self.lost)
         return True
+
+
+def _loading() -> Doing:
+    """What a process does before its loop: a number that grows as its other threads compute."""
+    seconds = time.process_time() - time.thread_time()
+    return Doing(1 + int(seconds / _STEP_SECONDS), _LOADING_SECONDS)
 
 
 def has_ended(token: str) -> bool:

@@ -114,12 +114,17 @@ def _hangs(pipeline: Pipeline, luck: random.Random) -> None:
 @fault("thread of a new process hangs")
 def _hangs_anew(pipeline: Pipeline, luck: random.Random) -> None:
     """A worker is killed, and the one in its place hangs before or in its first pass."""
+
+    def is_back() -> bool:
+        facts = pipeline.facts()[role]
+        return bool(facts["pid"] != before and facts["state"] == "ready")
+
     role = luck.choice(pipeline.roles[1:])
     before = pipeline.pids().get(role)
     if before is None or not pipeline.may_kill(role):
         return
     pipeline.kill(role, signal.SIGKILL)
-    until(lambda: pipeline.pids()[role] != before, f"nobody has taken the place of {role}")
+    until(is_back, f"nobody has taken the place of {role}")
     if pipeline.may_kill(role):
         _hang(pipeline, role, pipeline.pids()[role])
 

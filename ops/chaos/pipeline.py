@@ -130,11 +130,16 @@ class Pipeline:
     def pids(self) -> dict[str, int]:
         """Processes by role, as far as they hold one; the broker's too."""
         found = {"broker": int(self.broker.info("server")["process_id"])}
+        return found | {role: int(facts["pid"]) for role, facts in self.facts().items()}
+
+    def facts(self) -> dict[str, dict[str, Any]]:
+        """What the processes that hold a role tell of themselves."""
+        found = {}
         for role in self.roles:
             try:
                 claim = self.broker.get(f"{TAG}:claim:{role}")
                 if claim is not None:
-                    found[role] = int(json.loads(claim.partition(b" ")[2])["pid"])
+                    found[role] = json.loads(claim.partition(b" ")[2])
             except redis.ResponseError:  # a key of another type
                 continue
         return found

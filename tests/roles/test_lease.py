@@ -297,3 +297,23 @@ def test_a_worker_whose_loop_hangs_gives_its_role_up(rig: Rig) -> None:
     assert lease.lost.startswith("the loop of verify-1 has hung for")
     assert control.claims() == {}
     lease.release()
+
+
+def test_a_worker_whose_loading_hangs_gives_its_role_up(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that computes does not hang, however long it loads."""
+    control = rig.control()
+    monkeypatch.setattr(module, "_LOADING_SECONDS", 0.3)
+    monkeypatch.setattr(module, "_STEP_SECONDS", 0.01)
+    told: list[str] = []
+    lease = lease_of(control, "verify-1", lambda: {"state": "loading"}, on_hung=told.append)
+    lease.take()
+    began = time.process_time()
+    while time.process_time() < began + 0.6:
+        assert not told
+    until(lambda: bool(told))
+    assert told == [lease.lost]
+    assert lease.lost.startswith("the loading of verify-1 has hung for")
+    assert control.claims() == {}
+    lease.release()
