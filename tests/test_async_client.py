@@ -7,8 +7,8 @@ import contextlib
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import pytest
 import redis
@@ -276,7 +276,10 @@ def test_closing_a_client_ends_the_waits_of_other_threads(
         client = Client(server.url)
         chunks = client.submit("hello", max_new_tokens=480).stream()
         next(chunks)
-        waits = [pool.submit(client.job("1-1").result), pool.submit(list, chunks)]
+        waits: list[Future[Any]] = [
+            pool.submit(client.job("1-1").result),
+            pool.submit(list, chunks),
+        ]
         client.close()
         for wait in waits:
             with pytest.raises(ClientClosed, match="closed; make another one"):

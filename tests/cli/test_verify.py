@@ -10,6 +10,7 @@ import pytest
 
 from flowspec.proof import library
 from flowspec.proof import prove as verify
+from flowspec.rehearse.compare.simulate import simulate_stages
 from tests.cli.conftest import Command
 from tests.precisions import FOUR_BITS
 
@@ -48,7 +49,7 @@ def test_a_proof_that_fails_has_status_1(
 def test_texts_that_differ_are_a_fault_of_the_pipeline(
     command: Command, one_prompt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulate = verify.simulate_stages
+    simulate = simulate_stages
 
     def changed(*given: Any) -> Any:
         simulation, output = simulate(*given)

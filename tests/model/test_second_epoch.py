@@ -21,7 +21,8 @@ from flowspec.model.drafters.hybrid import HybridDrafter
 from flowspec.model.drafters.language_model import ModelDrafter, load_drafter
 from flowspec.model.drafters.ngram import NgramDrafter
 from flowspec.model.weights.directory import ModelDirectory
-from tests.model.test_eagle import HIDDEN, VOCABULARY, save_head
+from tests.model.heads import VOCABULARY
+from tests.model.test_eagle import HIDDEN, save_head
 
 FIRST = RunKey("j", 1)
 SECOND = RunKey("j", 2)

@@ -220,9 +220,7 @@ def test_nothing_is_overwritten_and_nothing_half_written_stays(
         write_shards(target, plan, tmp_path / "no" / "where")
     with pytest.raises(ModelError, match="is a shard itself"):
         write_shards(open_directory(str(shards / "stage-1")), plan, tmp_path / "again")
-    monkeypatch.setattr(
-        module.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(9, 9, 0)
-    )
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(9, 9, 0))
     with pytest.raises(ConfigError, match=r"its disk has 0.0 GB left"):
         write_shards(target, plan, tmp_path / "again")
     monkeypatch.undo()

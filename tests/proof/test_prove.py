@@ -15,6 +15,7 @@ from flowspec.errors import ConfigError
 from flowspec.model.drafters.sources import load_sources
 from flowspec.model.layers import block as block_module
 from flowspec.model.layers import loading
+from flowspec.model.layers.architecture import read_config
 from flowspec.model.layers.block import LayerBlock
 from flowspec.model.layers.placing import Placing
 from flowspec.model.text.tokenizer import Tokenizer
@@ -156,7 +157,7 @@ def test_swapped_layers_are_found(monkeypatch: pytest.MonkeyPatch, precision: st
 def test_a_wrong_base_of_the_rotary_embedding_is_found(
     monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
-    read = block_module.read_config
+    read = read_config
 
     def based(*args: Any) -> Any:
         config = read(*args)

@@ -11,7 +11,8 @@ from flowspec.core.protocol.addresses import Address, middle_address
 from flowspec.core.protocol.messages import Answer
 from flowspec.core.protocol.work import Work
 from flowspec.core.run.spec import JobSpec
-from tests.toy import PROMPT, UNIT, pipeline
+from flowspec.rehearse.simulator import UNIT
+from tests.toy import PROMPT, pipeline
 
 #: A middle model's pass beside the 1 of a stage.
 CHEAP = 0.125

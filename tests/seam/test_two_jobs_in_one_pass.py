@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -292,7 +292,7 @@ def test_rows_that_are_not_finite_fail_their_run_alone(
     with pytest.raises(ModelError, match=said):
         stages[stage].run(alone, [wrong])
     with torch.no_grad():
-        stages[stage].block.body.layers[0].post_attention_layernorm.weight.fill_(value)
+        cast(Any, stages[stage]).block.body.layers[0].post_attention_layernorm.weight.fill_(value)
     with pytest.raises(
         ModelError, match=r"a pass gave rows that are NaN or infinite in torch\.float32"
     ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.core.drafting.beam_growth import BeamSearch
+from flowspec.core.drafting.beam_growth import BeamGrowth, BeamSearch
 from flowspec.core.drafting.drafter_cache import CATCH_UP_ROWS
 from flowspec.core.drafting.drafting import RESTING_ROWS, Drafting, DraftingOptions
 from flowspec.core.protocol.work import Draft, DraftDone, Pruned
@@ -12,7 +12,6 @@ from flowspec.core.run.key import RunKey
 from flowspec.core.tree.tree import Expansion, Node, Tree
 from flowspec.errors import ProtocolError
 from flowspec.model.rows.placement import ContiguousRows, Placement
-from flowspec.strategies.base import BeamGrowth
 
 RUN = RunKey("j", 1)
 WIDTH = 2

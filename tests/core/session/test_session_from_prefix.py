@@ -11,7 +11,7 @@ from flowspec.core.protocol.messages import Earlier
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.rehearse.simulator import RunRecord
-from flowspec.strategies import EXACT, STRATEGIES
+from flowspec.strategies import EXACT, build
 from tests.marks import crossed
 from tests.toy import PROMPT, TARGET, pipeline
 
@@ -19,7 +19,7 @@ COUNT = 12
 SAMPLINGS = [Sampling(), Sampling(temperature=1.0, seed=3)]
 #: Every strategy alone, and those that use a middle model with one.
 PIPELINES = [(name, ()) for name in EXACT] + [
-    (name, (0.8,)) for name in EXACT if STRATEGIES[name].uses_middles
+    (name, (0.8,)) for name in EXACT if build(name, 1).uses_middles
 ]
 
 

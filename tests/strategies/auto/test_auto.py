@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from statistics import median
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -125,7 +126,7 @@ class Bench:
         assert tuple(made.tokens) == TARGET.decode(prompt, COUNT, sampling)
         (start, before) = made.committed_at[0]
         (end, after) = made.committed_at[-1]
-        decisions = made.finish.stats.get("decisions", ())
+        decisions = cast(list[dict[str, Any]], made.finish.stats.get("decisions", []))
         decided = [entry["rows"] for entry in decisions if "rows" in entry]
         return Ran(end - start, after - before, self._rows.copy(), decided)
 
