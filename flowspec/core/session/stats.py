@@ -56,6 +56,13 @@ class Tally:
         """Seconds from the first token to the latest; 0 with fewer than two tokens."""
         return (self.last_token_at or 0.0) - (self.first_token_at or 0.0)
 
+    @property
+    def all_seconds(self) -> float:
+        """``decode_seconds`` over all runs of the job, with the pauses between them."""
+        if not self.resumed or self.last_token_at is None:
+            return self.decode_seconds
+        return self.last_token_at - self.submitted_at - self.resumed_first_seconds
+
     def count(self, tokens: int, hits: int, now: float) -> None:
         """Count a verdict's ``tokens``, of which ``hits`` were in the tree.
 
@@ -82,14 +89,14 @@ class Tally:
         of it before the job was assigned. ``tokens_per_second`` is decode only: the tokens after
         the first per second after the first. A step is one mean pass of the slowest stage;
         ``steps`` is the decode time in steps. ``rows`` are summed over the stages. A value that
-        needs a stage which did not report is None. Rates of a job that was resumed are those of its
-        last run.
+        needs a stage which did not report is None. Of a job that was resumed ``decode_seconds`` and
+        ``tokens_per_second`` are over all runs, other rates are those of its last one.
         """
         meters = {stage: meter for stage, meter in meters.items() if stage <= stages}
         tokens = len(output)
         decoded = tokens - self.resumed - 1
         ttft = _since(self.first_token_at, self.submitted_at)
-        decode = self.decode_seconds if tokens else 0.0
+        decode, whole = (self.decode_seconds, self.all_seconds) if tokens else (0.0, 0.0)
         passes = [meter.busy_seconds / meter.passes for meter in meters.values() if meter.passes]
         steps = decode / max(passes) if passes and max(passes) > 0 else None
         return {
@@ -97,8 +104,8 @@ class Tally:
             "cached_tokens": self.cached,
             "queue_seconds": self.queued_seconds,
             "ttft_seconds": self.resumed_first_seconds if self.resumed else ttft,
-            "decode_seconds": decode,
-            "tokens_per_second": _ratio(decoded, decode),
+            "decode_seconds": whole,
+            "tokens_per_second": _ratio(tokens - 1, whole),
             "rounds": self.rounds,
             "segments": self.segments,
             "steps": steps,

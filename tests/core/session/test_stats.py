@@ -41,6 +41,19 @@ def test_stats_of_a_finished_job() -> None:
     assert stats["stage_busy"] == [0.5, 0.5]
 
 
+def test_the_speed_of_a_resumed_job_is_that_of_all_its_runs_with_the_pauses() -> None:
+    tally = Tally(10.0, 20.0, first_token_at=21.0, last_token_at=23.0, rounds=2)
+    tally.resumed, tally.resumed_first_seconds = 10, 1.0
+    stats = tally.stats(list(range(15)), {1: Meter(passes=4, busy_seconds=2.0)}, stages=1)
+    assert stats["ttft_seconds"] == 1.0
+    assert stats["decode_seconds"] == 12.0
+    assert stats["tokens_per_second"] == 14 / 12
+    assert stats["steps"] == 4.0, "of the last run"
+    assert stats["tokens_per_step"] == 1.0
+    tally.last_token_at = tally.first_token_at = None
+    assert tally.stats(list(range(10)), {}, stages=1)["tokens_per_second"] is None
+
+
 def test_a_missing_stage_leaves_none_not_a_wrong_number() -> None:
     tally = Tally(0.0, 0.0, first_token_at=1.0, last_token_at=2.0)
     stats = tally.stats([1, 2], {1: Meter(useful=1, passes=1, busy_seconds=0.5)}, stages=2)
