@@ -49,7 +49,7 @@ $(RUNS): pyproject.toml ops/constraints.txt
 	@echo "installing into $(VENV), once: torch, transformers and some small packages; 0.4 GB to download," \
 		"or several GB where pip finds only torch for CUDA" >&2
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --constraint ops/constraints.txt --editable '.[worker,broker,quantised]'
+	@$(BIN)/python -m pip install --quiet --constraint ops/constraints.txt --editable '.[worker,broker,quantised,gateway]'
 	@touch $@
 
 $(STAMP): $(RUNS)

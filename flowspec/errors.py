@@ -26,6 +26,8 @@ The text of an error is one line for the user: what was wrong, what was expected
 
 import errno
 import os
+import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -75,8 +77,13 @@ class NotInstalled(ConfigError):
     def __init__(self, package: str) -> None:
         super().__init__(
             f"the package {package} is not installed, which a machine that runs models needs; "
-            "install it with `pip install 'flowspec[worker]'`"
+            f"install it with `{installs('worker')}`"
         )
+
+
+def installs(extra: str) -> str:
+    """The command that adds an extra of FlowSpec to the environment that this process runs in."""
+    return f"{shlex.quote(sys.executable)} -m pip install 'flowspec[{extra}]'"
 
 
 @contextmanager

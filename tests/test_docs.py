@@ -47,11 +47,11 @@ def check_command(command: str) -> None:
         case "make":
             assert words[1] in make_targets()
         case "flowspec":
-            group = typer.main.get_command(app)
-            found = group.get_command(None, words[1])  # type: ignore[attr-defined]
-            assert found is not None, words[1]
+            of_all = typer.main.get_command(app)
+            found = of_all.get_command(None, words[1]) or of_all  # type: ignore[attr-defined]
+            assert found is not of_all or words[1].startswith("--"), words[1]
             flags = {flag for parameter in found.params for flag in parameter.opts}
-            assert {word for word in words[2:] if word.startswith("--")} <= flags
+            assert {word for word in words[1:] if word.startswith("--")} <= flags
         case "python":
             assert words[1] == "-m"
             module = ROOT / words[2].replace(".", "/")

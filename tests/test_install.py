@@ -104,7 +104,7 @@ def test_what_runs_models_says_what_to_install(command: tuple[str, ...]) -> None
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert "is not installed, which a machine that runs models needs" in line
-    assert "pip install 'flowspec[worker]'" in line
+    assert f"{sys.executable} -m pip install 'flowspec[worker]'" in line
 
 
 def test_an_installed_wheel_finds_its_own_scripts(wheel: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from flowspec.model.weights.precision import PRECISIONS, of_stage
 from flowspec.observe import logger, note
 from flowspec.plan.fit import gib
 from flowspec.plan.needs import StageNeeds
-from flowspec.roles.lease import Lease
+from flowspec.roles.lease import WAS_SPARE, Lease
 from flowspec.roles.performers import VerifyPerformer
 from flowspec.start.boot import (
     SPARE,
@@ -154,6 +154,8 @@ def _serve(
     address = stage_address(stage)
     known = spare if spare is not None else _Spare(stage, Facts())
     facts = known.facts
+    if spare is not None:
+        facts.know({WAS_SPARE: True})
 
     def serve(wiring: Wiring, lease: Lease) -> None:
         if known.loaded is None:

@@ -112,7 +112,9 @@ _STALE = f"{_URL} names it: start it again, or unset that if this pipeline is go
 
 def _print_version(*, wanted: bool) -> None:
     if wanted:
-        sys.stdout.write(f"flowspec {version('flowspec')}\n")
+        from flowspec.transport.wire.codec import VERSION
+
+        sys.stdout.write(f"flowspec {version('flowspec')}, wire {VERSION}\n")
         raise typer.Exit
 
 
@@ -124,7 +126,7 @@ def _of_all_commands(
             "--version",
             callback=lambda wanted: _print_version(wanted=wanted),
             is_eager=True,
-            help="Print the version.",
+            help="Print the version, and that of the messages between workers.",
         ),
     ] = False,
 ) -> None:

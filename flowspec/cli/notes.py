@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flowspec.core.protocol.addresses import DRAFT, SCHEDULER
+from flowspec.core.protocol.lease import TERMS
 from flowspec.observe import note
 from flowspec.strategies import build, runs_alone
 from flowspec.transport.base import CONTEXT, command_of, full_of, role_of, roles_of
@@ -13,6 +14,12 @@ from flowspec.transport.base import CONTEXT, command_of, full_of, role_of, roles
 if TYPE_CHECKING:
     from flowspec.client import Client
     from flowspec.rehearse.compare.grid import BenchPlan
+
+#: Why nothing may come where no worker is missing.
+SILENT = (
+    "nothing has come for a while, and every worker still has its role: one that has just died "
+    f"loses it within {TERMS.longest_ms / 1000:g} s"
+)
 
 
 def of_plan(plan: BenchPlan) -> None:
@@ -87,7 +94,7 @@ def why_waiting(
         how = f"`{command_of(missing[0])}`"
     if missing[0] in lost:
         return f"{missing[0]} was lost: jobs wait until it is started again, by {how}"
-    return f"{missing[0]} is not started: jobs wait until it is, by {how}"
+    return f"{missing[0]} is not started, or still starting: jobs wait for it; start it by {how}"
 
 
 def drafts_by_ngrams(target: str) -> None:

@@ -166,10 +166,12 @@ def _pauses_explained(client: Client) -> Iterator[Callable[[], None]]:
     def explain() -> None:
         said = ""
         begins = True
+        begun = told = False  # whether text has come, and that it has stopped is said: once
         while not ended.is_set():
             if heard.is_set():
                 heard.clear()
                 said = ""
+                begun = True
             else:
                 with contextlib.suppress(FlowSpecError):  # a broker that is away ends the reading
                     why = notes.why_waiting_at(client)
@@ -177,6 +179,8 @@ def _pauses_explained(client: Client) -> Iterator[Callable[[], None]]:
                     if why not in ("", said) and not begins:
                         ended.wait(AGAIN_SECONDS)
                         why = why if why == notes.why_waiting_at(client) else ""
+                    if begun and not (why or told):
+                        why, told = notes.SILENT, True
                     if why and why != said and not (heard.is_set() or ended.is_set()):
                         note(why)
                     said = why
@@ -232,6 +236,8 @@ class StatusLine:
             with contextlib.suppress(FlowSpecError):  # a broker that is away ends the reading
                 self._look()
                 self._why = notes.why_waiting_at(self._client) if pauses else ""
+                if pauses and self._began:
+                    self._why = self._why or notes.SILENT
         seconds = now - self._began if self._began is not None else 0.0
         speed = f"  {(self._tokens - 1) / seconds:.1f} tokens/s" if seconds else ""
         beside = f"; {self._why}" if self._why else f"{speed}{self._stages(seconds)}"

@@ -15,6 +15,7 @@ import redis
 
 from flowspec.doctor import permissions
 from flowspec.doctor.finding import Finding, error, note, ok, warning
+from flowspec.errors import installs
 from flowspec.transport.connections.connection import connect, translate
 from flowspec.transport.connections.server import OLDEST
 
@@ -182,7 +183,7 @@ def _version_of(facts: BrokerFacts) -> Iterator[Finding]:
         yield error(
             SUBJECT,
             f"{facts.shown} is too old; FlowSpec needs {oldest}",
-            "install a newer Redis or Valkey; `pip install 'flowspec[broker]'` brings one",
+            f"install a newer Redis or Valkey; `{installs('broker')}` brings one",
         )
         return
     yield ok(SUBJECT, facts.shown)

@@ -8,7 +8,7 @@ import ipaddress
 import socket
 from collections.abc import Callable
 
-from flowspec.errors import ConfigError
+from flowspec.errors import ConfigError, installs
 from flowspec.gateway.keys import ApiKeys
 from flowspec.gateway.settings import FINISH_SECONDS, Settings
 from flowspec.observe import note
@@ -24,8 +24,7 @@ def check_installed() -> None:
         import uvicorn
     except ImportError as error:
         raise ConfigError(
-            f"the gateway needs the package {error.name}; "
-            "install it with `pip install 'flowspec[gateway]'`"
+            f"the gateway needs the package {error.name}; install it with `{installs('gateway')}`"
         ) from None
     assert fastapi and uvicorn
 

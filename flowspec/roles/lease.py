@@ -35,6 +35,8 @@ _LOOK_SECONDS = 0.02
 #: The fact that tells whether a worker is loading, and its value then.
 STATE = "state"
 LOADING = "loading"
+#: The fact of a worker that it was a spare.
+WAS_SPARE = "was_spare"
 #: A worker that loads hangs if its threads, but the lease's own, compute less than a step within
 #: this time, seconds. Another process may compile the kernels meanwhile, for up to a minute.
 _LOADING_SECONDS = 120.0
@@ -85,14 +87,20 @@ class Lease:
         """Take the lease and keep renewing it; ClaimError if another worker holds it."""
         self._renew()
         if self._machine.state is LeaseState.LOST:
-            claim = self._control.claims().get(self.role)
-            holder = claim.token if claim is not None else "somebody else"
-            raise ClaimError(
-                f"{self.role} is taken by {holder.rpartition(':')[0] or holder}; "
-                "stop that worker first; if it has crashed on another machine, its lease runs out "
-                f"within {self._terms.longest_ms / 1000:g} s"
-            )
+            raise ClaimError(self._taken())
         self._thread.start()
+
+    def _taken(self) -> str:
+        """Who holds the role, one line."""
+        claim = self._control.claims().get(self.role)
+        holder = claim.token if claim is not None else "somebody else"
+        taken = f"{self.role} is taken by {holder.rpartition(':')[0] or holder}"
+        if claim is not None and claim.facts.get(WAS_SPARE):
+            return f"{taken}, which was its spare; start this worker as a spare, by --spare"
+        return (
+            f"{taken}; stop that worker first; if it has crashed on another machine, its lease "
+            f"runs out within {self._terms.longest_ms / 1000:g} s"
+        )
 
     def check(self) -> None:
         """Before a write: wait until the lease is young enough; LeaseLost if it is lost."""

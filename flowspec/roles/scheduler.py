@@ -397,7 +397,7 @@ class Scheduler:
         if state == "queued" and known.get("again") == losses:
             self._log.info("worker left", job=job, role=lost.role)
         else:
-            self._log.warning("worker lost", job=job, role=lost.role, code=code.name, state=state)
+            self._log.warning("worker lost", job=job, role=lost.role, state=state)
 
     def _revoke(self, job: str, error: str, cause: str = LOST) -> None:
         code = self._control.revoke(job, "error", error, cause, by=self._generation)

@@ -126,6 +126,7 @@ class Process:
         self._setup = ""  # digest of the record this worker was built from
         self._stopped = False
         self._drains_since: float | None = None
+        self._said_it_drains = False
         self.has_served = False  # under any lease
         self._served_at = 0.0  # since when under the lease that it has taken last; 0: not yet
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -358,6 +359,11 @@ class Process:
         seconds = time.monotonic() - self._drains_since
         # A job may have been assigned before the scheduler has seen that this worker drains.
         idle = worker is None or (worker.idle and seconds > _SEEN_SECONDS)
+        if not (idle or self._said_it_drains):
+            self._said_it_drains = True
+            note(
+                f"asked to end: jobs that run here have {DRAIN_SECONDS:g} s, then they are put back"
+            )
         return idle or seconds > DRAIN_SECONDS
 
 

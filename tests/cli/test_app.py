@@ -18,6 +18,7 @@ from flowspec.cli.app import app
 from flowspec.cli.places import running, state_file
 from flowspec.doctor.machine import hub_cache
 from flowspec.transport.connections.answers import error_of
+from flowspec.transport.wire.codec import VERSION
 from tests.cli.conftest import Command
 
 #: Where no broker is.
@@ -108,8 +109,8 @@ def test_a_broker_that_answers_is_the_one_that_was_meant(
     assert command("status") == (1, "", f"flowspec: {busy}\n")
 
 
-def test_the_version_is_the_packages(command: Command) -> None:
-    assert command("--version") == (0, f"flowspec {version('flowspec')}\n", "")
+def test_the_version_is_the_packages_and_the_wires(command: Command) -> None:
+    assert command("--version") == (0, f"flowspec {version('flowspec')}, wire {VERSION}\n", "")
 
 
 def test_an_interrupt_while_the_commands_are_imported_is_quiet() -> None:

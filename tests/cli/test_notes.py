@@ -66,7 +66,7 @@ def test_the_first_role_without_a_worker_is_named_with_the_command_that_starts_i
     for role, command in reversed(COMMANDS.items()):
         del workers[role]
         assert why_waiting(record, workers, []) == (
-            f"{role} is not started: jobs wait until it is, by {command}"
+            f"{role} is not started, or still starting: jobs wait for it; start it by {command}"
         )
         assert why_waiting(record, workers, [role]) == (
             f"{role} was lost: jobs wait until it is started again, by {command}"

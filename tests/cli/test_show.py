@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from flowspec.cli import show
+from flowspec.cli import notes, show
 from flowspec.cli.show import Screen, StatusLine, summary, table
 from flowspec.client import Client
 from flowspec.core.session.stats import Tally
@@ -103,6 +103,29 @@ def test_each_pause_is_explained_once(
     until(lambda: not any(thread.name == "pauses" for thread in threading.enumerate()))
 
 
+def test_a_text_that_stops_where_no_worker_is_missing_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its worker may have died just now. Before its first token nothing is wrong."""
+    monkeypatch.setattr(show, "PAUSE_SECONDS", 0.01)
+    looks: list[object] = []
+    monkeypatch.setattr(notes, "why_waiting_at", lambda client: looks.append(client) or "")
+
+    def looked() -> None:
+        before = len(looks)
+        until(lambda: len(looks) >= before + 3)
+
+    with Screen(as_json=False).streaming(cast(Client, Pipeline())) as shown:
+        looked()
+        assert capsys.readouterr().err == ""
+        shown(CHUNK)
+        looked()
+        assert capsys.readouterr().err == f"note: {notes.SILENT}\n"
+        shown(CHUNK)
+        looked()
+    assert capsys.readouterr().err == ""
+
+
 def test_what_is_over_at_a_second_look_is_not_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,7 +137,7 @@ def test_what_is_over_at_a_second_look_is_not_said(
         looks.append(WHY if len(looks) % 3 == 1 else "")  # missing at the first of two looks alone
         return looks[-1]
 
-    monkeypatch.setattr(show.notes, "why_waiting_at", why_waiting_at)
+    monkeypatch.setattr(notes, "why_waiting_at", why_waiting_at)
     with Screen(as_json=False).streaming(cast(Client, Pipeline())):
         until(lambda: len(looks) >= 12)
     assert capsys.readouterr().err == ""
@@ -134,3 +157,18 @@ def test_the_status_line_explains_a_pause(monkeypatch: pytest.MonkeyPatch) -> No
     with screen.capture() as captured:
         screen.print(StatusLine(cast(Client, Pipeline()), explains=True))
     assert captured.get().strip().endswith(f"0 tokens; {WHY}")
+
+
+def test_the_status_line_tells_of_a_text_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(show, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(notes, "why_waiting_at", lambda client: "")
+    screen = Console(width=200)
+    with screen.capture() as captured:
+        for tokens in (0, 1):
+            line = StatusLine(cast(Client, Pipeline()), explains=True)
+            if tokens:
+                line.count(CHUNK)
+            screen.print(line)
+    before, after = captured.get().splitlines()
+    assert before.strip().endswith("0 tokens")
+    assert after.strip().endswith(f"1 tokens; {notes.SILENT}")

@@ -13,6 +13,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from flowspec.model.drafters.sources import check_sources
@@ -165,8 +166,10 @@ def test_a_pipeline_is_used_as_the_readme_does(place: Path) -> None:
 
 
 @pytest.mark.live
-def test_the_gateway_starts_as_the_readme_says(place: Path) -> None:
-    (line,) = block_with("flowspec serve")
+def test_the_gateway_starts_and_answers_as_the_readme_says(place: Path) -> None:
+    line, *asking = block_with("flowspec serve")
+    curl, url, _, header, _, body = shlex.split("".join(line.rstrip("\\") for line in asking))
+    assert (curl, header) == ("curl", "Content-Type: application/json")
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = str(listener.getsockname()[1])
@@ -174,6 +177,8 @@ def test_the_gateway_starts_as_the_readme_says(place: Path) -> None:
     with subprocess.Popen(words, env=here(place), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert port in process.stdout.readline()
+        answer = httpx2.post(url.replace("8000", port), json=json.loads(body), timeout=60)
+        assert answer.json()["choices"][0]["message"]["content"]
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
 

@@ -12,7 +12,7 @@ import pytest
 from flowspec.core.protocol.lease import MARGIN, TERMS, Doing, LeaseTerms
 from flowspec.errors import BrokerFull, BrokerUnreachable, ClaimError, LeaseLost
 from flowspec.roles import lease as module
-from flowspec.roles.lease import Facts, Lease
+from flowspec.roles.lease import WAS_SPARE, Facts, Lease
 from flowspec.transport.base import Control
 from tests.transport.conftest import Rig
 from tests.waiting import SECONDS, seconds_of, until
@@ -69,6 +69,14 @@ def test_it_is_exclusive_renewed_with_fresh_facts_and_given_back(rig: Rig) -> No
     assert lease.lost == ""
     lease.release()
     assert control.claims() == {}
+
+
+def test_a_role_that_its_spare_has_taken_is_not_to_be_stopped(rig: Rig) -> None:
+    lease = lease_of(rig.control(), "verify-1", lambda: {WAS_SPARE: True})
+    lease.take()
+    with pytest.raises(ClaimError, match=r"verify-1 is taken by .*, which was its spare; start th"):
+        lease_of(rig.control(), "verify-1").take()
+    lease.release()
 
 
 def test_one_that_was_taken_over_is_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

