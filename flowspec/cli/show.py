@@ -235,9 +235,8 @@ class StatusLine:
             pauses = self._explains and now - self._heard > PAUSE_SECONDS
             with contextlib.suppress(FlowSpecError):  # a broker that is away ends the reading
                 self._look()
-                self._why = notes.why_waiting_at(self._client) if pauses else ""
-                if pauses and self._began:
-                    self._why = self._why or notes.SILENT
+                silent = notes.SILENT if self._began else ""
+                self._why = (notes.why_waiting_at(self._client) or silent) if pauses else ""
         seconds = now - self._began if self._began is not None else 0.0
         speed = f"  {(self._tokens - 1) / seconds:.1f} tokens/s" if seconds else ""
         beside = f"; {self._why}" if self._why else f"{speed}{self._stages(seconds)}"

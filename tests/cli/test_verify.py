@@ -49,10 +49,8 @@ def test_a_proof_that_fails_has_status_1(
 def test_texts_that_differ_are_a_fault_of_the_pipeline(
     command: Command, one_prompt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulate = simulate_stages
-
     def changed(*given: Any) -> Any:
-        simulation, output = simulate(*given)
+        simulation, output = simulate_stages(*given)
         return simulation, (output[0] + 1, *output[1:])
 
     monkeypatch.setattr(verify, "simulate_stages", changed)

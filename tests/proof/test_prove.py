@@ -157,10 +157,8 @@ def test_swapped_layers_are_found(monkeypatch: pytest.MonkeyPatch, precision: st
 def test_a_wrong_base_of_the_rotary_embedding_is_found(
     monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
-    read = read_config
-
     def based(*args: Any) -> Any:
-        config = read(*args)
+        config = read_config(*args)
         config.rope_parameters = {**config.rope_parameters, "rope_theta": 12_000.0}
         return config
 
