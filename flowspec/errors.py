@@ -77,13 +77,13 @@ class NotInstalled(ConfigError):
     def __init__(self, package: str) -> None:
         super().__init__(
             f"the package {package} is not installed, which a machine that runs models needs; "
-            f"install it with `{installs('worker')}`"
+            f"install it with `{installs('flowspec[worker]')}`"
         )
 
 
-def installs(extra: str) -> str:
-    """The command that adds an extra of FlowSpec to the environment that this process runs in."""
-    return f"{shlex.quote(sys.executable)} -m pip install 'flowspec[{extra}]'"
+def installs(requirement: str) -> str:
+    """The command that adds a package to the environment that this process runs in."""
+    return shlex.join([sys.executable, "-m", "pip", "install", requirement])
 
 
 @contextmanager

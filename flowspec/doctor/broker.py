@@ -183,7 +183,7 @@ def _version_of(facts: BrokerFacts) -> Iterator[Finding]:
         yield error(
             SUBJECT,
             f"{facts.shown} is too old; FlowSpec needs {oldest}",
-            f"install a newer Redis or Valkey; `{installs('broker')}` brings one",
+            f"install a newer Redis or Valkey; `{installs('flowspec[broker]')}` brings one",
         )
         return
     yield ok(SUBJECT, facts.shown)

@@ -11,6 +11,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from flowspec.doctor.finding import Finding, error, ok, warning
+from flowspec.errors import installs
 
 SUBJECT = "versions"
 #: Extras whose packages only a developer of FlowSpec needs.
@@ -90,7 +91,7 @@ def check(versions: VersionFacts, broken: Mapping[str, str]) -> Iterator[Finding
         yield warning(
             SUBJECT,
             f"Python {versions.python}; flowspec is not installed, so what it needs is unknown",
-            "run `pip install '.[worker]'` in its folder",
+            f"run `{installs('.[worker]')}` in its folder",
         )
     else:
         yield ok(SUBJECT, f"Python {versions.python}, flowspec {versions.flowspec}")
@@ -106,14 +107,14 @@ def check(versions: VersionFacts, broken: Mapping[str, str]) -> Iterator[Finding
 
 
 def _of(package: Installed, reason: str) -> Finding | None:
-    install = f"run `pip install '{package.name}{package.wanted}'`"
+    install = installs(f"{package.name}{package.wanted}")
     if package.version is None:
-        return error(SUBJECT, f"{package.name} is not installed", install)
+        return error(SUBJECT, f"{package.name} is not installed", f"run `{install}`")
     if reason:
         return error(
             SUBJECT,
             f"{package.name} {package.version} cannot be imported: {reason}",
-            f"run `pip install --force-reinstall '{package.name}{package.wanted}'`",
+            f"run `{install} --force-reinstall`",
         )
     given = SpecifierSet(package.wanted)
     if given.contains(package.version, prereleases=True):
@@ -121,5 +122,5 @@ def _of(package: Installed, reason: str) -> Finding | None:
     found = f"{package.name} is {package.version}; flowspec needs {package.wanted}"
     violated = [part for part in given if not part.contains(package.version, prereleases=True)]
     if any(part.operator in _FROM for part in violated):
-        return error(SUBJECT, found, install)
-    return warning(SUBJECT, f"{found}: newer than what is tested", install)
+        return error(SUBJECT, found, f"run `{install}`")
+    return warning(SUBJECT, f"{found}: newer than what is tested", f"run `{install}`")

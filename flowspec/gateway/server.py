@@ -24,7 +24,8 @@ def check_installed() -> None:
         import uvicorn
     except ImportError as error:
         raise ConfigError(
-            f"the gateway needs the package {error.name}; install it with `{installs('gateway')}`"
+            f"the gateway needs the package {error.name}; install it with "
+            f"`{installs('flowspec[gateway]')}`"
         ) from None
     assert fastapi and uvicorn
 

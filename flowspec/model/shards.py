@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from flowspec.model.weights.gguf_metadata import GGUF_INDEX
 from flowspec.model.weights.manifest import AS_STORED, MANIFEST, Manifest, ShardFile, file_digest
 from flowspec.model.weights.precision import AUTO, PRECISIONS, check_dtype
 from flowspec.model.weights.stored_weight import SUFFIXES, StoredWeight
-from flowspec.model.weights.tensor_files import NewTensor, TensorEntry, write_tensors
+from flowspec.model.weights.tensor_files import NewTensor, TensorEntry, new_folder, write_tensors
 from flowspec.model.weights.tensors import read_tensor
 from flowspec.model.weights.value_digests import of_prefixes
 
@@ -100,40 +99,15 @@ def write_shards(
             "the model is a GGUF file, whose own types are not written; name the precision of the "
             "shards with --dtype, like int8 or int4"
         )
-    if out.exists() or out.is_symlink():
-        raise ConfigError(f"{out} exists already; name a folder that does not")
-    folder = out.absolute().parent
-    if not folder.is_dir():
-        raise ConfigError(f"there is no folder {folder} to write {out.name} into; make it first")
     shards = [
         _Shard(directory, plan, stage, block) for stage, block in enumerate(plan.blocks, start=1)
     ]
     shards.append(_Shard(directory, plan, 0, None))
-    _check_room(folder, out, sum(shard.nbytes for shard in shards))
-    values = directory.values()
-    try:
-        made = Path(tempfile.mkdtemp(dir=folder, prefix=f".{out.name}-"))
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error.strerror}") from None
-    try:
+    with new_folder(out, sum(shard.nbytes for shard in shards)) as made:
+        values = directory.values()
         for shard in shards:
             shard.write(made / shard.folder, values)
             progress(shard.folder, shard.nbytes)
-        made.chmod(0o755)
-        made.rename(out)
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error.strerror}") from None
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-
-
-def _check_room(folder: Path, out: Path, nbytes: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if nbytes > free:
-        raise ConfigError(
-            f"{out} takes {nbytes / 1e9:.1f} GB and its disk has {free / 1e9:.1f} GB left; "
-            "free some, or name a folder on another disk"
-        )
 
 
 class _Shard:

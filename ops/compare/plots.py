@@ -18,7 +18,7 @@ from flowspec.core.protocol.addresses import Address, Role
 from flowspec.core.protocol.machine import Commit, Compute, Done, Input, Output
 from flowspec.core.protocol.messages import Prune
 from flowspec.core.protocol.work import DraftPass, Part, Pass
-from flowspec.errors import ConfigError
+from flowspec.errors import ConfigError, installs
 from flowspec.rehearse.compare.report import BenchReport, ReportRow
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def require() -> None:
         import matplotlib.figure  # noqa: F401
     except ImportError:
         raise ConfigError(
-            "charts need matplotlib, which is not installed: pip install matplotlib"
+            f"charts need matplotlib, which is not installed: {installs('matplotlib')}"
         ) from None
 
 

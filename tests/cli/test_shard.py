@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,9 @@ def test_a_folder_for_each_stage_is_written(command: Command, tmp_path: Path) ->
         f"  python -m workers.verify --stage 1 --target {out}/stage-1",
         f"  python -m workers.verify --stage 2 --target {out}/stage-2",
     ]
-    assert [line.split(":")[0] for line in err.splitlines()] == [
+    first, *wrote = err.splitlines()
+    assert re.fullmatch(rf"note: writing \d+\.\d MB of weights into {out}", first)
+    assert [line.split(":")[0] for line in wrote] == [
         f"wrote {out / name}" for name in ("stage-1", "stage-2", "draft")
     ]
     manifests = [read_manifest(out / name) for name in ("stage-1", "stage-2", "draft")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -499,7 +500,23 @@ def test_a_file_is_described_once_and_again_when_it_changes(tmp_path: Path, cach
     assert open_directory(str(file)).path == first
     write(file, kind="Q8_0")
     assert open_directory(str(file)).path != first
-    assert len(list((cache / "flowspec" / "gguf").iterdir())) == 2
+    assert len(list((cache / "flowspec" / "gguf").iterdir())) == 1
+
+
+def test_the_cache_keeps_what_describes_a_file(tmp_path: Path, cache: Path) -> None:
+    files = [tmp_path / name for name in ("kept.gguf", "gone.gguf", "last.gguf")]
+    for file in files[:2]:
+        write(file)
+    kept, _ = (open_directory(str(file)).path for file in files[:2])
+    (cache / "flowspec" / "gguf" / ".new-of-another").mkdir()  # being written
+    damaged = cache / "flowspec" / "gguf" / "damaged-0-0"
+    damaged.mkdir()
+    (damaged / GGUF_INDEX).write_bytes(b"")
+    files[1].unlink()
+    write(files[2])
+    last = open_directory(str(files[2])).path
+    left = {folder.name for folder in (cache / "flowspec" / "gguf").iterdir()}
+    assert left == {kept.name, last.name, ".new-of-another"}
 
 
 # ---- scaled rotary embeddings --------------------------------------------------------------------
@@ -582,6 +599,12 @@ def test_the_library_reads_what_was_converted(tmp_path: Path, family: str) -> No
     assert declared(said) == "float32"
     with pytest.raises(ConfigError, match="exists already"):
         write_folder(directory, tmp_path / "made", "float32")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(ConfigError, match=r"takes 0\.0 GB and its disk has 0\.0 GB left"),
+    ):
+        patch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(9, 9, 0))
+        write_folder(directory, tmp_path / "more", "float32")
     with pytest.raises(ConfigError, match="only a GGUF file is converted"):
         write_folder(open_directory(str(tmp_path / "made")), tmp_path / "again", "float32")
 

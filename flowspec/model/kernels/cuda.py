@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from flowspec.model.kernels.base import Packed, in_slices
-from flowspec.model.kernels.four_bit import INSTALL, TABULATED, bitsandbytes
+from flowspec.model.kernels.four_bit import NOT_INSTALLED, TABULATED, bitsandbytes
 from flowspec.model.weights.quantise import TABLES, Weight, doubly_scaled
 
 _TINYGEMM_TILES = 8
@@ -71,7 +71,7 @@ class BitsAndBytesCuda:
     def missing(self) -> str:
         if not torch.cuda.is_available():
             return _NO_DEVICE
-        return "" if bitsandbytes() else f"the package bitsandbytes is not installed: {INSTALL}"
+        return "" if bitsandbytes() else NOT_INSTALLED
 
     def takes(self, outputs: int, inputs: int) -> bool:
         return inputs % 64 == 0

@@ -24,7 +24,7 @@ _TOGETHER = 32
 _INT4_TOGETHER = 64
 #: Weights repacked at a time; bounds the memory of the intermediate forms.
 _SLICE = 1 << 20
-INSTALL = installs("quantised")
+NOT_INSTALLED = f"the package bitsandbytes is not installed: {installs('flowspec[quantised]')}"
 
 
 @lru_cache(maxsize=1)
@@ -65,7 +65,7 @@ class BitsAndBytes:
     def missing(self) -> str:
         package = bitsandbytes()
         if package is None:
-            return f"the package bitsandbytes is not installed: {INSTALL}"
+            return NOT_INSTALLED
         if not package.functional.has_avx512bf16():
             if cpu_flags() >= _NEEDED:
                 return "bitsandbytes has loaded its library for a GPU, which lacks that for the CPU"

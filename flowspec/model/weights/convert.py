@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -19,7 +18,7 @@ from flowspec.errors import ConfigError
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.gguf_metadata import GGUF_INDEX
 from flowspec.model.weights.precision import KEPT, OWN
-from flowspec.model.weights.tensor_files import NewTensor, write_tensors
+from flowspec.model.weights.tensor_files import NewTensor, new_folder, write_tensors
 from flowspec.model.weights.tensors import read_tensor
 
 #: The types that are written, and safetensors' names of them.
@@ -97,14 +96,13 @@ def _fused(directory: ModelDirectory, first: re.Match[str]) -> LibraryTensor:
 def write_folder(directory: ModelDirectory, out: Path, dtype: str) -> None:
     """Write ``directory`` to the new folder ``out``, all weights in ``dtype``, one at a time.
 
-    It is there completely or not at all. ConfigError if it exists or cannot be written.
+    It is there completely or not at all. ConfigError if it exists, cannot be written or its disk
+    has too little room.
     """
     if not directory.of_gguf:
         raise ConfigError(f"{directory.path} is read as it is; only a GGUF file is converted")
     if dtype not in TYPES:
         raise ConfigError(f"is {dtype!r}; expected one of {', '.join(TYPES)}", "dtype")
-    if out.exists() or out.is_symlink():
-        raise ConfigError(f"{out} exists already; name a folder that does not")
     kind: torch.dtype = getattr(torch, dtype)
     found = library_tensors(directory)
     tensors = [
@@ -112,23 +110,13 @@ def write_folder(directory: ModelDirectory, out: Path, dtype: str) -> None:
         for name, one in found.items()
     ]
     chunks = chain.from_iterable(one.chunks(kind) for one in found.values())
-    try:
-        made = Path(tempfile.mkdtemp(dir=out.absolute().parent, prefix=f".{out.name}-"))
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error.strerror}") from None
-    try:
+    with new_folder(out, sum(tensor.nbytes for tensor in tensors)) as made:
         for file in directory.path.iterdir():
             if file.name not in (GGUF_INDEX, "config.json"):
                 shutil.copyfile(file, made / file.name)
         config = json.dumps(_config(directory, dtype), indent=1)
         (made / "config.json").write_text(config, encoding="utf-8")
         write_tensors(made / "model.safetensors", tensors, chunks)
-        made.chmod(0o755)
-        made.rename(out)
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error.strerror}") from None
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
 
 
 def _config(directory: ModelDirectory, dtype: str) -> dict[str, Any]:

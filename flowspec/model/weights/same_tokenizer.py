@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from flowspec.errors import ModelError
+from flowspec.errors import ModelError, installs
 
 #: The package that reads tokenizers of pieces, tokenizer.model.
 _PIECES = "sentencepiece"
@@ -116,7 +116,7 @@ def check_pieces(folder: Path) -> None:
     if alone and find_spec(_PIECES) is None:
         raise ModelError(
             f"{folder} has its tokenizer as tokenizer.model alone, which takes the package "
-            f"{_PIECES}: pip install {_PIECES}"
+            f"{_PIECES}: {installs(_PIECES)}"
         )
 
 

@@ -7,13 +7,17 @@ import hashlib
 import itertools
 import json
 import os
+import shutil
 import struct
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from flowspec.errors import ModelError
+from flowspec.errors import ConfigError, ModelError
+from flowspec.observe import note
 
 #: Largest safetensors header accepted, bytes; the format's own limit.
 _MAX_HEADER = 100_000_000
@@ -122,6 +126,38 @@ def user_cache() -> Path:
     except RuntimeError:
         raise OSError(errno.ENOENT, "the user has no home folder") from None
     return Path(base) / "flowspec"
+
+
+@contextmanager
+def new_folder(out: Path, nbytes: int) -> Iterator[Path]:
+    """A folder to fill with ``nbytes`` of weights, which becomes ``out`` unless the block fails.
+
+    ConfigError if ``out`` exists, cannot be written or its disk has too little room.
+    """
+    if out.exists() or out.is_symlink():
+        raise ConfigError(f"{out} exists already; name a folder that does not")
+    folder = out.absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder} to write {out.name} into; make it first")
+    free = shutil.disk_usage(folder).free
+    if nbytes > free:
+        raise ConfigError(
+            f"{out} takes {nbytes / 1e9:.1f} GB and its disk has {free / 1e9:.1f} GB left; "
+            "free some, or name a folder on another disk"
+        )
+    try:
+        made = Path(tempfile.mkdtemp(dir=folder, prefix=f".{out.name}-"))
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror}") from None
+    note(f"writing {nbytes / 1e6:.1f} MB of weights into {out}")
+    try:
+        yield made
+        made.chmod(0o755)
+        made.rename(out)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror}") from None
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def write_tensors(

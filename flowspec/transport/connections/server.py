@@ -34,7 +34,7 @@ _VERSION = re.compile(r"(?:v=|version )(\d+)\.(\d+)\.(\d+)")
 #: Oldest server version with the commands that the scripts and streams need.
 OLDEST = (6, 2)
 _NONE_FOUND = (
-    f"no Redis or Valkey server found; install one with `{installs('broker')}` or "
+    f"no Redis or Valkey server found; install one with `{installs('flowspec[broker]')}` or "
     "`apt install redis-server`, or give the URL of a running one"
 )
 
