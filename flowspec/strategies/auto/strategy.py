@@ -123,13 +123,16 @@ class Auto(Strategy):
         return _SizedGrowth(growth, self.sizer)
 
     def _synchronous(self, view: View) -> Growth:
-        passes, rate = self._costs.passes, self.sizer.rate
-        row = self._further_row(passes.at(2) - passes.at(1))
-        return SynchronousGrowth(view.tree, rate * row, rate * view.draft_pass_seconds)
+        rate = self.sizer.rate
 
-    def _further_row(self, seconds: float) -> float:
-        """Seconds in which a row passes all stages and links that a stage takes ``seconds`` for."""
-        return self._stages * (seconds + self._costs.row_seconds)
+        def cost(rows: int) -> float:
+            return rate * self._in_pipeline(rows, self._costs.passes.at(rows))
+
+        return SynchronousGrowth(view.tree, cost, rate * view.draft_pass_seconds)
+
+    def _in_pipeline(self, rows: int, seconds: float) -> float:
+        """Seconds in which ``rows`` rows pass all links, and stages that take ``seconds`` each."""
+        return self._stages * (seconds + rows * self._costs.row_seconds)
 
     def _choose(self, view: View) -> None:
         """Take a drafter, synchronously or not, or none.
@@ -187,7 +190,7 @@ class Auto(Strategy):
         self._bandits[True].note_candidate(
             self.drafter,
             right=root.expansion.tokens[:1] == (root.choice,),
-            seconds=self._further_row(self._costs.passes.least_of_second) + drafting,
+            seconds=self._in_pipeline(1, self._costs.passes.least_of_second) + drafting,
         )
 
 

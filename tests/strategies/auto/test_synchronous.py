@@ -82,16 +82,19 @@ def test_decisions_say_what_was_synchronous() -> None:
 
 @given(
     st.lists(st.floats(0.05, 1.0), min_size=1, max_size=12),
-    st.floats(0.0, 0.5),
+    st.lists(st.floats(0.0, 0.5), min_size=MOST_CANDIDATES, max_size=MOST_CANDIDATES),
     st.floats(0.0, 5.0),
 )
 def test_a_chain_goes_on_while_a_candidate_pays(
-    chances: list[float], row: float, draft: float
+    chances: list[float], rows: list[float], draft: float
 ) -> None:
-    """Candidates in a row are right with ``chances``, each if the one before is."""
+    """Candidates in a row are right with ``chances``, each if the one before is, and cost ``rows``.
+
+    A second row may cost nothing where a third does: kernels compute some together.
+    """
     tree = Tree(5)
     root = tree.plant(token=7, position=4, parent=3)
-    growth = SynchronousGrowth(tree, row, draft)
+    growth = SynchronousGrowth(tree, lambda count: sum(rows[: count - 1]), draft)
     asked = []
     while wanted := growth.proceed(tree):
         (node,) = wanted
@@ -99,11 +102,12 @@ def test_a_chain_goes_on_while_a_candidate_pays(
         known = at < len(chances)
         tree.expand(node, Expansion((9,), (math.log(chances[at]),)) if known else Expansion((), ()))
         if node != root:
-            asked.append(math.exp(tree[node].score + tree[node].value))
+            asked.append((math.exp(tree[node].score + tree[node].value), rows[at]))
     ((first, *path),) = growth.segments(tree)
     assert first == root
     assert [tree[node].depth for node in path] == [*range(1, len(path) + 1)]
     assert len(path) <= min(MOST_CANDIDATES, len(chances))
-    assert all(math.exp(tree[node].score) >= row * (1 - 1e-9) for node in path)
-    assert all(promised > row + draft for promised in asked)
+    values = [math.exp(tree[node].score) for node in path]
+    assert all(value >= row - 1e-9 for value, row in zip(values, rows, strict=False))
+    assert all(promised > row + draft - 1e-9 for promised, row in asked)
     assert tree[root].expansion is not None, "whatever a pass costs"
