@@ -157,7 +157,9 @@ def test_compose_runs_the_workers_commands() -> None:
             assert (module, given.stage) == ("verify", name.removeprefix("verify-"))
         assert "FLOWSPEC_REDIS_URL" in service["environment"]
         assert service["build"]["dockerfile"] == "ops/Dockerfile"
-    copied = re.findall(r"^COPY ([\w./ ]+) ", (ROOT / "ops/Dockerfile").read_text(), re.MULTILINE)
+    image = (ROOT / "ops/Dockerfile").read_text()
+    assert "'.[worker,broker]'" in image, "a worker's inbox is a server of its own"
+    copied = re.findall(r"^COPY ([\w./ ]+) ", image, re.MULTILINE)
     assert all((ROOT / path).exists() for paths in copied for path in paths.split())
 
 
