@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.errors import FlowSpecError, ModelError
+from flowspec.errors import FlowSpecError, ModelError, installs
 from flowspec.model.weights.directory import ModelDirectory, open_directory
 
 #: Token types of ``gguf``.
@@ -173,7 +173,7 @@ def convert(directory: ModelDirectory, file: Path, packages: Path | None = None)
         from gguf import GGUFWriter
     except ImportError:
         raise ModelError(
-            "the package gguf is not installed; run `make peer`, or `pip install gguf`"
+            f"the package gguf is not installed; run `make peer`, or `{installs('gguf')}`"
         ) from None
     partial = file.with_name(file.name + ".partial")
     writer = GGUFWriter(partial, "llama")

@@ -13,18 +13,17 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from flowspec.errors import ModelError
-from flowspec.model.weights.gguf_metadata import GGUF_INDEX, describe
+from flowspec.model.weights.gguf_metadata import describe
 from flowspec.model.weights.gguf_rows import DAMAGED
 from flowspec.model.weights.tensor_files import TensorEntry, user_cache
 from flowspec.observe import note
 
 SUFFIX = ".gguf"
 #: Raised when a folder in the cache would be written otherwise.
-_VERSION = 8
+_VERSION = 7
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -36,9 +35,11 @@ def is_file(path: Path) -> bool:
 def folder_of(file: Path) -> Path:
     """The model folder of the GGUF ``file``, made at the first call; ModelError if it cannot be."""
     files = _parts(file)
+    stamps = [[str(part), part.stat().st_size, part.stat().st_mtime_ns] for part in files]
+    key = hashlib.sha256(json.dumps([_VERSION, stamps]).encode()).hexdigest()[:16]
     cache = ""
     try:
-        folder = user_cache() / "gguf" / f"{file.stem}-{_key(files)}-{_VERSION}"
+        folder = user_cache() / "gguf" / f"{file.stem}-{key}"
         if folder.is_dir():
             return folder
         cache = f", {folder.parent},"
@@ -55,9 +56,6 @@ def folder_of(file: Path) -> Path:
         made.chmod(0o755)
         if not folder.is_dir():  # another process may have been faster
             made.rename(folder)
-        for other in folder.parent.glob("[!.]*"):
-            if _is_of_no_file(other):
-                shutil.rmtree(other, ignore_errors=True)
     except OSError as error:
         if not folder.is_dir():
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -66,21 +64,6 @@ def folder_of(file: Path) -> Path:
     finally:
         shutil.rmtree(made, ignore_errors=True)
     return folder
-
-
-def _key(files: Sequence[Path]) -> str:
-    """What the folder's name has of ``files``: another if one of them has changed."""
-    stamps = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
-    return hashlib.sha256(json.dumps(stamps).encode()).hexdigest()[:16]
-
-
-def _is_of_no_file(folder: Path) -> bool:
-    """Whether the file that ``folder`` describes is gone or has changed."""
-    try:
-        noted = json.loads((folder / GGUF_INDEX).read_text(encoding="utf-8"))
-        return _key(_parts(Path(next(iter(noted.values()))["file"]))) not in folder.name
-    except (FileNotFoundError, ModelError, ValueError):
-        return True
 
 
 def _parts(file: Path) -> list[Path]:

@@ -128,7 +128,7 @@ class Auto(Strategy):
         def cost(rows: int) -> float:
             return rate * self._in_pipeline(rows, self._costs.passes.at(rows))
 
-        return SynchronousGrowth(view.tree, cost, rate * view.draft_pass_seconds)
+        return SynchronousGrowth(cost, rate * view.draft_pass_seconds)
 
     def _in_pipeline(self, rows: int, seconds: float) -> float:
         """Seconds in which ``rows`` rows pass all links, and stages that take ``seconds`` each."""

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowspec.core.job.pass_times import PassTimes
 from flowspec.core.run.history import History
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
+from flowspec.core.session.strategy import Occasion, View
 from flowspec.core.tree.tree import Expansion, Tree
 from flowspec.strategies.auto.cost_history import CostHistory
 from flowspec.strategies.auto.drafter_bandit import (
@@ -70,13 +72,34 @@ def test_a_synchronous_job_has_one_segment_in_flight_and_drafts_nothing_meanwhil
     assert stats["rounds"] < 0.7 * COUNT, "most candidates of the toy drafter are right"
 
 
-def test_decisions_say_what_was_synchronous() -> None:
-    history = History()
+def of_two_stages(history: History) -> Auto:
+    """On two stages, of whose jobs the synchronous ones were faster."""
     speeds = history.get(CostHistory).speeds[False, False, True]
     speeds[0] = DrafterSpeed(100, 200, warm=True, tried=True)
     speeds[synchronous(0)] = DrafterSpeed(100, 100, warm=True, tried=True)
     strategy = Auto(AutoParams(), 2)
     strategy.use_history(history)
+    return strategy
+
+
+def test_a_candidate_costs_what_its_own_row_takes_on_all_stages() -> None:
+    history = History()
+    history.get(CostHistory).rate = 10.0
+    for rows, seconds in ((1, 0.01), (2, 0.01), (4, 0.03)):
+        history.get(PassTimes).note(rows, seconds)
+    tree = Tree(5)
+    tree.plant(token=7, position=4, parent=3)
+    growth = of_two_stages(history).grow(View(tree, 0, 0), Occasion.ROUND)
+    assert growth is not None
+    while wanted := growth.proceed(tree):
+        tree.expand(wanted[0], Expansion((9,), (math.log(0.5),)))
+    ((_, *path),) = growth.segments(tree)
+    # The first one's row is free, each further one's delays 0.2 tokens: 0.25 pays, 0.125 does not.
+    assert len(path) == 2
+
+
+def test_decisions_say_what_was_synchronous() -> None:
+    strategy = of_two_stages(History())
     assert strategy.decisions == [{"tokens": 0, "drafter": 0, "synchronous": True}]
 
 
@@ -94,7 +117,7 @@ def test_a_chain_goes_on_while_a_candidate_pays(
     """
     tree = Tree(5)
     root = tree.plant(token=7, position=4, parent=3)
-    growth = SynchronousGrowth(tree, lambda count: sum(rows[: count - 1]), draft)
+    growth = SynchronousGrowth(lambda count: sum(rows[: count - 1]), draft)
     asked = []
     while wanted := growth.proceed(tree):
         (node,) = wanted
@@ -110,4 +133,11 @@ def test_a_chain_goes_on_while_a_candidate_pays(
     values = [math.exp(tree[node].score) for node in path]
     assert all(value >= row - 1e-9 for value, row in zip(values, rows, strict=False))
     assert all(promised > row + draft - 1e-9 for promised, row in asked)
+    tip = tree[([root, *path])[-1]]
+    if len(path) < MOST_CANDIDATES:
+        row = rows[len(path)]
+        if tip.expansion is None:
+            assert math.exp(tip.score + tip.value) <= row + draft + 1e-9, "nothing paid is left out"
+        elif tip.expansion.tokens:
+            assert math.exp(tip.score + tip.expansion.values[0]) < row + 1e-9
     assert tree[root].expansion is not None, "whatever a pass costs"
