@@ -108,8 +108,9 @@ def check(versions: VersionFacts, broken: Mapping[str, str]) -> Iterator[Finding
 
 def _of(package: Installed, reason: str) -> Finding | None:
     install = installs(f"{package.name}{package.wanted}")
+    remedy = f"run `{install}`"
     if package.version is None:
-        return error(SUBJECT, f"{package.name} is not installed", f"run `{install}`")
+        return error(SUBJECT, f"{package.name} is not installed", remedy)
     if reason:
         return error(
             SUBJECT,
@@ -122,5 +123,5 @@ def _of(package: Installed, reason: str) -> Finding | None:
     found = f"{package.name} is {package.version}; flowspec needs {package.wanted}"
     violated = [part for part in given if not part.contains(package.version, prereleases=True)]
     if any(part.operator in _FROM for part in violated):
-        return error(SUBJECT, found, f"run `{install}`")
-    return warning(SUBJECT, f"{found}: newer than what is tested", f"run `{install}`")
+        return error(SUBJECT, found, remedy)
+    return warning(SUBJECT, f"{found}: newer than what is tested", remedy)

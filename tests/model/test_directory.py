@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from tokenizers.models import Unigram
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from flowspec.cluster import Setup
-from flowspec.errors import ModelError
+from flowspec.errors import ModelError, installs
 from flowspec.model.weights.directory import (
     ModelDirectory,
     check_pair,
@@ -266,9 +267,10 @@ def test_a_tokenizer_of_pieces_names_the_package_that_reads_it(
     for folder in (draft, copied):
         (folder / "tokenizer.json").rename(folder / "tokenizer.model")
     monkeypatch.setattr("flowspec.model.weights.same_tokenizer.find_spec", lambda name: None)
-    with pytest.raises(ModelError, match=r"takes the package sentencepiece: .*-m pip install s"):
+    missing = re.escape(f"takes the package sentencepiece: {installs('sentencepiece')}")
+    with pytest.raises(ModelError, match=missing):
         check_pair(open_directory(str(target)), open_directory(str(draft)))
-    with pytest.raises(ModelError, match=r"takes the package sentencepiece: .*-m pip install s"):
+    with pytest.raises(ModelError, match=missing):
         Setup(str(copied), "ngram", 1).check()
     assert capfd.readouterr() == ("", "")
 
